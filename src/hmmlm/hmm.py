@@ -1,0 +1,254 @@
+"""The HMM: normalised log tables and the map from words to states, frozen."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hmmlm.errors import InputError
+from hmmlm.support import Support
+from hmmlm.transitions import Dense, Factored, Transitions
+
+TOLERANCE = 1e-3
+"""How far the probabilities of a table's row may be from summing to one before it is refused."""
+
+
+@dataclass(frozen=True)
+class HMM:
+    """p(z_1), p(z' | z) and p(x | z), as natural logarithms.
+
+    `log_emit[w, k]` is log p(w | z) for the k-th state z of word w in `support`, -inf in padding.
+    An HMM on a subset of a larger model's states says which: `state_ids` are the global ids of its
+    states and `source_ids` those of its transition rows, the states first and then the states
+    that only carry belief in. None means that global and local ids are the same.
+
+    The constructor checks nothing, so that a training step does not pay for it; `from_tables` and
+    `validate` do.
+    """
+
+    log_init: Float[Tensor, " Z"]
+    transitions: Transitions
+    log_emit: Float[Tensor, "V K"]
+    support: Support
+    state_ids: Int[Tensor, " Z"] | None = None
+    source_ids: Int[Tensor, " S"] | None = None
+
+    @property
+    def num_states(self) -> int:
+        return self.log_init.shape[0]
+
+    @property
+    def vocab_size(self) -> int:
+        return self.log_emit.shape[0]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.log_init.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.log_init.device
+
+    def fields(self) -> tuple[Tensor, ...]:
+        """The tables: start, transitions (one, or three factors), emissions."""
+        return (self.log_init, *self.transitions.fields(), self.log_emit)
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> "HMM":
+        device = self.device if device is None else device
+        ids = [None if i is None else i.to(device) for i in (self.state_ids, self.source_ids)]
+        return HMM(
+            self.log_init.to(device, dtype),
+            type(self.transitions)(*(f.to(device, dtype) for f in self.transitions.fields())),
+            self.log_emit.to(device, dtype),
+            self.support.to(device),
+            *ids,
+        )
+
+    def detach(self) -> "HMM":
+        """The same values outside any gradient graph."""
+        transitions = type(self.transitions)(*(f.detach() for f in self.transitions.fields()))
+        return HMM(
+            self.log_init.detach(),
+            transitions,
+            self.log_emit.detach(),
+            self.support,
+            self.state_ids,
+            self.source_ids,
+        )
+
+    @staticmethod
+    def from_tables(
+        log_init: Float[Tensor, " Z"],
+        log_trans: Float[Tensor, "Z Z"] | Transitions,
+        log_emit: Float[Tensor, "Z V"],
+        *,
+        support: Support | None = None,
+    ) -> "HMM":
+        """A checked HMM from p(z1), p(z'|z) and p(x|z) as logarithms; log_emit[z, x] is (Z, V).
+
+        Without a support every word may come from every state; with one, emissions outside it
+        must be -inf.
+        """
+        log_init, log_emit = torch.as_tensor(log_init), torch.as_tensor(log_emit)
+        if not isinstance(log_trans, Dense | Factored):
+            log_trans = Dense(torch.as_tensor(log_trans))
+        states = log_init.shape[0] if log_init.ndim == 1 else -1
+        sizes = (log_trans.num_sources, log_trans.num_states)
+        if log_emit.ndim != 2 or log_emit.shape[0] != states or sizes != (states, states):
+            raise InputError(
+                f"Tables do not fit together: log_init {tuple(log_init.shape)}, log_trans {sizes}, "
+                f"log_emit {tuple(log_emit.shape)}; they must be (Z,), (Z, Z) and (Z, V)."
+            )
+        if support is None:
+            support = Support.dense(log_emit.shape[1], states).to(log_init.device)
+        by_word = log_emit.T  # (V, Z)
+        if support.vocab_size != by_word.shape[0] or support.num_states != states:
+            raise InputError(
+                f"The support is for {support.vocab_size:,} words and {support.num_states:,} "
+                f"states, log_emit for {by_word.shape[0]:,} and {states:,}."
+            )
+        if support.is_dense:
+            slots = by_word.contiguous()
+        else:
+            ids = support.rows[support.row_of_word]  # (V, K)
+            slots = by_word.gather(1, ids.clamp(min=0)).masked_fill(ids < 0, -torch.inf)
+            outside = torch.isfinite(by_word).sum() - torch.isfinite(slots).sum()
+            if outside:
+                raise InputError(
+                    f"log_emit gives {int(outside):,} words to states that the support does not "
+                    f"allow; they must be -inf."
+                )
+        return HMM(log_init, log_trans, slots, support).validate()
+
+    def validate(self) -> "HMM":
+        """This HMM, after checking shapes, NaN, and that every distribution sums to one."""
+        self.support.validate()
+        states, words = self.support.num_states, self.support.vocab_size
+        shapes = (self.log_init.shape, self.log_emit.shape)
+        if shapes != ((states,), (words, self.support.width)):
+            raise InputError(
+                f"log_init {tuple(shapes[0])} and log_emit {tuple(shapes[1])} do not fit a support "
+                f"of {states:,} states and {words:,} words with up to {self.support.width:,} states."
+            )
+        if self.transitions.num_states != states or self.transitions.num_sources < states:
+            raise InputError(
+                f"The transition table is {self.transitions.num_sources:,} x "
+                f"{self.transitions.num_states:,} but there are {states:,} states."
+            )
+        _check_rows("log_init", self.log_init[None])
+        step = max(1, (1 << 24) // states)
+        for start in range(0, self.transitions.num_sources, step):
+            stop = min(start + step, self.transitions.num_sources)
+            _check_rows("log_trans", self.transitions.rows(start, stop), first=start)
+        _check_values("log_emit", self.log_emit)
+        ids = self.support.rows[self.support.row_of_word]
+        if not torch.isneginf(self.log_emit[ids < 0]).all():
+            raise InputError("log_emit must be -inf in the padding of its support.")
+        total = torch.zeros(states, dtype=torch.float64, device=self.device)
+        total.index_add_(0, ids.clamp(min=0).flatten(), self.log_emit.double().exp().flatten())
+        _check_totals("log_emit", total, 0)
+        return self
+
+    def local_sources(self, states: Int[Tensor, "B W"]) -> Int[Tensor, "B W"]:
+        """The transition rows of global state ids; -1 stays -1."""
+        if self.source_ids is None:
+            if states.numel() and int(states.max()) >= self.transitions.num_sources:
+                raise InputError(
+                    f"The belief names state {int(states.max()):,} but this HMM has "
+                    f"{self.transitions.num_sources:,}; it was made by another model."
+                )
+            return states
+        ordered, order = self.source_ids.sort()
+        place = torch.searchsorted(ordered, states.clamp(min=0)).clamp(max=len(ordered) - 1)
+        unknown = (ordered[place] != states) & (states >= 0)
+        if unknown.any():
+            raise InputError(
+                f"The belief names state {int(states[unknown][0]):,}, which is not among the "
+                f"{len(ordered):,} sources of this HMM; pass it in `carried` when restricting."
+            )
+        return torch.where(states >= 0, order[place], -1)
+
+    def global_states(self, states: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+        """The global ids of local state ids; -1 stays -1."""
+        if self.state_ids is None:
+            return states
+        return torch.where(states >= 0, self.state_ids[states.clamp(min=0)], -1)
+
+    def restrict(
+        self, states: Int[Tensor, " S"], carried: Int[Tensor, " C"] | None = None
+    ) -> "HMM":
+        """The HMM on a subset of the states, each distribution renormalised over what is left.
+
+        `carried` are further states from which belief may come in; they get a transition row but
+        can no longer be entered. O(S Z) for dense transitions, O(S^2 H) for factored ones.
+        """
+        states = states.to(self.device)
+        extra = states[:0] if carried is None else carried.to(self.device)
+        extra = extra[~torch.isin(extra, states)]
+        sources = torch.cat([states, extra])
+        if isinstance(self.transitions, Dense):
+            table = self.transitions.log_trans[sources][:, states]
+            transitions = Dense(torch.log_softmax(table, -1))
+        else:
+            left, right = self.transitions.left[sources], self.transitions.right[states]
+            transitions = Factored.normalise(left, right)
+        support = self.support.restrict(states)
+        old, new = self.support.rows[self.support.row_of_word], support.rows[support.row_of_word]
+        # Slots keep their order, so those that stay move left over those that go.
+        kept = torch.isin(old, states)
+        order = torch.sort((~kept).to(torch.uint8), dim=1, stable=True).indices
+        moved = self.log_emit.gather(1, order)[:, : support.width].masked_fill(new < 0, -torch.inf)
+        norm = log_sum_by_state(moved, support)
+        emit = torch.where(new >= 0, moved - norm[new.clamp(min=0)], -torch.inf)
+        return HMM(
+            torch.log_softmax(self.log_init[states], -1),
+            transitions,
+            emit,
+            support,
+            self.global_states(states),
+            sources if self.source_ids is None else self.source_ids[sources],
+        )
+
+
+def log_sum_by_state(
+    log_values: Float[Tensor, "V K"], support: Support
+) -> Float[Tensor, " Z"]:
+    """logsumexp over the words of each state: the normaliser of emissions stored by word."""
+    if support.is_dense:
+        return torch.logsumexp(log_values, 0)
+    ids = support.rows[support.row_of_word]  # (V, K)
+    index = ids.masked_fill(ids < 0, support.num_states).flatten()
+    values = log_values.flatten()
+    most = values.new_full((support.num_states + 1,), -torch.inf)
+    most = most.scatter_reduce(0, index, values.detach(), "amax")
+    most = torch.where(torch.isfinite(most), most, 0.0)
+    sums = torch.zeros_like(most).index_add(0, index, (values - most[index]).exp())
+    return (sums.log() + most)[:-1]
+
+
+def _check_values(name: str, table: Tensor) -> None:
+    bad = torch.isnan(table) | (table == torch.inf)
+    if bad.any():
+        where = tuple(bad.nonzero()[0].tolist())
+        raise InputError(
+            f"{name} has {float(table[where])} at {where} ({int(bad.sum()):,} such cells); "
+            f"log-probabilities are numbers of at most 0, or -inf."
+        )
+
+
+def _check_rows(name: str, rows: Tensor, first: int = 0) -> None:
+    _check_values(name, rows)
+    _check_totals(name, rows.double().exp().sum(-1), first)
+
+
+def _check_totals(name: str, totals: Tensor, first: int) -> None:
+    error = (totals - 1).abs()
+    if (error > TOLERANCE).any():
+        worst = int(error.argmax())
+        raise InputError(
+            f"{name} is not normalised: the probabilities of state {first + worst:,} sum to "
+            f"{float(totals[worst]):.6g}, not 1; apply log_softmax to your logits first."
+        )

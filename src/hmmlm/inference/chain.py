@@ -1,0 +1,209 @@
+"""Tokens laid over an HMM: what every recursion asks for, step by step."""
+
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from hmmlm.errors import InputError
+from hmmlm.hmm import HMM
+from hmmlm.ops.links import Link, Table, Tiles, Wide, gather, spread
+from hmmlm.ops.messages import reference
+from hmmlm.results import Belief
+
+MISSING = -1
+"""The id of a token that is there but unknown: it is summed over."""
+
+
+class Chain:
+    """A batch of token rows over one HMM.
+
+    Step t of a row lives on the states that may emit its token; a missing token may come from any
+    state. Where some row misses its token and words do not have all states, the step is wide: all
+    rows use all states there.
+    """
+
+    def __init__(
+        self,
+        hmm: HMM,
+        tokens: Int[Tensor, "B T"],
+        *,
+        lengths: Int[Tensor, " B"] | None = None,
+        belief: Belief | None = None,
+        reset_id: int | None = None,
+        table: Table | None = None,
+    ) -> None:
+        tokens, lengths = check_tokens(hmm.vocab_size, tokens, lengths, reset_id)
+        tokens, lengths = tokens.to(hmm.device), lengths.to(hmm.device)
+        if belief is not None and belief.fresh.shape[0] != tokens.shape[0]:
+            raise InputError(
+                f"The belief has {belief.fresh.shape[0]:,} rows but tokens has {tokens.shape[0]:,}; "
+                f"carry one row of belief for each row of tokens."
+            )
+        self.hmm = hmm
+        self.lengths = lengths  # (B,)
+        self.active = torch.arange(tokens.shape[1], device=hmm.device) < lengths[:, None]  # (B, T)
+        # Past a row's end the recursions go on over word 0 and what they find is not used.
+        self.tokens = torch.where(self.active, tokens, 0)  # (B, T)
+        self.reset_id = reset_id
+        self.belief = belief
+        after_reset = torch.zeros_like(self.active)
+        if reset_id is not None:
+            after_reset[:, 1:] = self.tokens[:, :-1] == reset_id
+        after_reset[:, 0] = True if belief is None else belief.fresh.to(hmm.device)
+        self.restart = after_reset  # (B, T): z_t is drawn from p(z1)
+        self.missing = self.active & (self.tokens == MISSING)  # (B, T)
+        self.dense = hmm.support.is_dense
+        self.wide: list[bool] = (
+            [False] * tokens.shape[1] if self.dense else self.missing.any(0).tolist()
+        )
+        self.any_restart: list[bool] = self.restart.any(0).tolist()
+        self.table = Table(hmm.transitions) if table is None else table
+
+    @property
+    def batch(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def steps(self) -> int:
+        return self.tokens.shape[1]
+
+    @cached_property
+    def missing_rows(self) -> Bool[Tensor, "B T"]:
+        """Where a missing token needs more states than a word has: its distribution is kept apart."""
+        return torch.zeros_like(self.missing) if self.dense else self.missing
+
+    @cached_property
+    def missing_order(self) -> Int[Tensor, "B T"]:
+        """The number of each such place, in order of (b, t)."""
+        return self.missing_rows.flatten().cumsum(0).view_as(self.missing_rows.long()) - 1
+
+    def select(self, rows: Int[Tensor, " N"]) -> "Chain":
+        """The chain of some of the rows."""
+        return Chain(
+            self.hmm,
+            self.tokens[rows],
+            lengths=self.lengths[rows],
+            belief=None if self.belief is None else self.belief.select(rows),
+            reset_id=self.reset_id,
+            table=self.table,
+        )
+
+    def states(self, step: int) -> Int[Tensor, "B K"] | None:
+        """The local ids of the states of a step, padded with -1; None when it has all of them."""
+        if self.dense or self.wide[step]:
+            return None
+        return self.hmm.support.states_of(self.tokens[:, step])
+
+    def emission(self, step: int) -> Float[Tensor, "B W"]:
+        """log p(x_t | z_t) on the states of the step; 0 where the token is missing."""
+        tokens = self.tokens[:, step]
+        emission = self.hmm.log_emit[tokens.clamp(min=0)]  # (B, K)
+        if self.wide[step]:
+            states = self.hmm.support.states_of(tokens.clamp(min=0))
+            emission = spread(emission, states, self.hmm.num_states, -torch.inf)
+        return emission.masked_fill((tokens == MISSING)[:, None], 0.0)
+
+    def link(self, step: int) -> Link:
+        """What stands between step - 1 and `step`."""
+        sources, destinations = self.states(step - 1), self.states(step)
+        if sources is None or destinations is None:
+            return Wide(self.table, sources, destinations)
+        return self.tiles(sources, destinations)
+
+    def tiles(self, sources: Int[Tensor, "B K"], destinations: Int[Tensor, "B L"]) -> Tiles:
+        """The link between named sources and named states, -inf in padding."""
+        tile = self.hmm.transitions.tile(sources, destinations)
+        padding = (sources < 0)[:, :, None] | (destinations < 0)[:, None, :]
+        return Tiles(tile.masked_fill(padding, -torch.inf), sources, destinations)
+
+    def initial(self, step: int) -> Float[Tensor, "B W"]:
+        """log p(z1) on the states of a step."""
+        log_init = self.hmm.log_init.expand(self.batch, -1)
+        return gather(log_init, self.states(step), -torch.inf)
+
+    @cached_property
+    def first(self) -> Float[Tensor, "B W"]:
+        """log p(z_1 | what came before): from p(z1), or from the carried belief, in log space."""
+        initial = self.initial(0)
+        if self.belief is None or bool(self.restart[:, 0].all()):
+            return initial
+        message, link = self.entry()
+        prediction, _ = reference.push(link, message)
+        return torch.where(self.restart[:, :1], initial, prediction)
+
+    def entry(self) -> tuple[Float[Tensor, "B K"], Link]:
+        """The carried belief as a message, and the link from its states to those of step 0."""
+        assert self.belief is not None
+        sources = self.hmm.local_sources(self.belief.states.to(self.hmm.device))
+        message = self.belief.log_probs.to(self.hmm.device, self.hmm.dtype)
+        fresh = self.restart[:, :1]
+        message = torch.where(fresh, -torch.inf, message)
+        extra = self.hmm.transitions.num_sources > self.hmm.num_states
+        destinations = self.states(0)
+        if destinations is not None or extra:
+            if destinations is None:
+                everything = torch.arange(self.hmm.num_states, device=self.hmm.device)
+                destinations = everything.expand(self.batch, -1)
+            return message, self.tiles(sources, destinations)
+        return message, Wide(self.table, sources, None)
+
+    def belief_at_end(
+        self, states: Int[Tensor, "B W"], log_probs: Float[Tensor, "B W"]
+    ) -> Belief:
+        """The belief to carry on with, given the last step's states and log-probabilities."""
+        last = self.tokens.gather(1, self.lengths[:, None] - 1)[:, 0]
+        fresh = torch.zeros_like(last, dtype=torch.bool)
+        if self.reset_id is not None:
+            fresh = last == self.reset_id
+        return Belief(self.hmm.global_states(states), log_probs, fresh)
+
+
+def check_tokens(
+    vocab_size: int,
+    tokens: Int[Tensor, "B T"],
+    lengths: Int[Tensor, " B"] | None,
+    reset_id: int | None = None,
+) -> tuple[Int[Tensor, "B T"], Int[Tensor, " B"]]:
+    """The tokens and their lengths as int64, after checking both."""
+    if tokens.ndim != 2 or tokens.is_floating_point() or tokens.dtype == torch.bool:
+        raise InputError(
+            f"tokens must be integer ids of shape (batch, time), not {tokens.dtype} of shape "
+            f"{tuple(tokens.shape)}."
+        )
+    batch, steps = tokens.shape
+    if batch == 0 or steps == 0:
+        raise InputError(f"tokens is empty, shape {(batch, steps)}; give at least one token.")
+    tokens = tokens.long()
+    if lengths is None:
+        lengths = torch.full((batch,), steps, device=tokens.device)
+    lengths = torch.as_tensor(lengths, device=tokens.device).long()
+    if lengths.shape != (batch,):
+        raise InputError(
+            f"lengths has shape {tuple(lengths.shape)} but tokens has {batch:,} rows; give one "
+            f"length per row."
+        )
+    if lengths.min() < 1 or lengths.max() > steps:
+        bad = int(lengths.min()) if lengths.min() < 1 else int(lengths.max())
+        raise InputError(
+            f"lengths has {bad:,} but every length must lie between 1 and {steps:,}, the number of "
+            f"steps; drop empty rows."
+        )
+    inside = torch.arange(steps, device=tokens.device) < lengths[:, None]
+    outside = inside & ((tokens >= vocab_size) | (tokens < MISSING))
+    if outside.any():
+        raise InputError(
+            f"tokens has id {int(tokens[outside][0]):,} but this vocabulary ends at "
+            f"{vocab_size - 1:,} (-1 marks a missing token); re-encode the text with this vocabulary."
+        )
+    if reset_id is not None and not 0 <= reset_id < vocab_size:
+        raise InputError(
+            f"reset_id is {reset_id:,} but this vocabulary has ids 0 to {vocab_size - 1:,}."
+        )
+    return tokens, lengths
+
+
+def all_states(chain: Chain) -> Int[Tensor, "B Z"]:
+    """The local ids of all states, for every row."""
+    return torch.arange(chain.hmm.num_states, device=chain.hmm.device).expand(chain.batch, -1)

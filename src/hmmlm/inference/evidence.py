@@ -1,0 +1,294 @@
+"""Scoring and filtering: the forward pass."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from hmmlm.hmm import HMM
+from hmmlm.inference.chain import Chain, all_states
+from hmmlm.inference.dispatch import (
+    RECURSIONS,
+    choose,
+    no_gradient,
+    recursion,
+    stretches,
+)
+from hmmlm.inference.recursion import Stepwise
+from hmmlm.inference.scan import SCAN, Scan
+from hmmlm.ops.links import gather
+from hmmlm.results import Belief, LogProb, StateProbs
+
+
+def log_prob(
+    hmm: HMM,
+    tokens: Int[Tensor, "B T"],
+    *,
+    lengths: Int[Tensor, " B"] | None = None,
+    belief: Belief | None = None,
+    reset_id: int | None = None,
+    implementation: str = "auto",
+) -> LogProb:
+    """log p(x_t | x_<t) of every token, and log p(x_1..T).
+
+    `log_evidence` is differentiable with respect to the tables of the HMM: its gradient is the
+    expected counts. O(T K^2) time per row, O(B K) memory beyond the result.
+    """
+    chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id)
+    name, _ = choose(implementation, (*RECURSIONS, SCAN))
+    with torch.no_grad():
+        result = score_chain(chain, name)
+    evidence = result.log_evidence
+    if torch.is_grad_enabled() and any(field.requires_grad for field in hmm.fields()):
+        counted = name if name in RECURSIONS else "scaled"
+        evidence = _Evidence.apply(evidence, chain, counted, *hmm.fields())
+    scores = no_gradient(result.token_log_probs, "token_log_probs", chain)
+    return LogProb(scores, evidence, result.belief)
+
+
+def filter(
+    hmm: HMM,
+    tokens: Int[Tensor, "B T"],
+    *,
+    lengths: Int[Tensor, " B"] | None = None,
+    belief: Belief | None = None,
+    reset_id: int | None = None,
+    implementation: str = "auto",
+) -> StateProbs:
+    """p(z_t | x_1..t) at every step. O(T K^2) time per row, O(B K) memory beyond the result."""
+    chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id)
+    name, _ = choose(implementation, (*RECURSIONS, SCAN))
+    with torch.no_grad():
+        result = empty_state_probs(chain)
+        scores = score_chain(chain, name, record=result)
+    result = with_scores(result, scores)
+    return result._replace(log_probs=no_gradient(result.log_probs, "filter", chain))
+
+
+class _Evidence(torch.autograd.Function):
+    """log p(x) of each row; its gradient is the expected counts of the rows, weighted."""
+
+    @staticmethod
+    def forward(ctx, evidence, chain, name, *fields):  # type: ignore[override]
+        ctx.chain, ctx.name = chain, name
+        return evidence.clone()
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[override]
+        from hmmlm.inference.smoothing import chain_counts
+
+        fields = ctx.chain.hmm.fields()
+        grads = [torch.zeros_like(field) for field in fields]
+        # Counts are sums over rows, so rows with the same weight share a pass.
+        for weight in grad.unique().tolist():
+            if weight == 0:
+                continue
+            rows = (grad == weight).nonzero().flatten()
+            counts = chain_counts(ctx.chain.select(rows), ctx.name)
+            for total, part in zip(grads, counts.fields(), strict=True):
+                total.add_(part, alpha=weight)
+        return None, None, None, *grads
+
+
+def score_chain(chain: Chain, name: str, record: StateProbs | None = None) -> LogProb:
+    """The forward pass, with every filtered message written to `record` if there is one."""
+    if name == SCAN:
+        return run_pieces(Scan(chain), _forward_rows, record)
+    return run_rows(chain, name, _forward_rows, record)
+
+
+@runtime_checkable
+class Pass(Protocol):
+    """A pass over a chain that fills in its arguments and gives the rows that lost digits.
+
+    `rows` are the numbers of the chain's rows in the batch that the caller knows.
+    """
+
+    def __call__(
+        self,
+        chain: Chain,
+        name: str,
+        rows: Int[Tensor, " B"],
+        scores: Float[Tensor, "B T"],
+        final: "LastMessage",
+        record: StateProbs | None,
+    ) -> Bool[Tensor, " B"]: ...
+
+
+def run_rows(chain: Chain, name: str, run: Pass, record: StateProbs | None) -> LogProb:
+    """Runs a pass over all rows, and once more in log space over those that lost digits."""
+    scores = torch.zeros(chain.active.shape, dtype=chain.hmm.dtype, device=chain.hmm.device)
+    final = LastMessage(chain)
+    everything = torch.arange(chain.batch, device=chain.hmm.device)
+    low = run(chain, name, everything, scores, final, record)
+    if name != "reference" and low.any():
+        rows = low.nonzero().flatten()
+        part = chain.select(rows)
+        scores_part, final_part = scores[rows], LastMessage(part)
+        record_part = None if record is None else empty_state_probs(part)
+        run(part, "reference", rows, scores_part, final_part, record_part)
+        scores[rows] = scores_part
+        final.replace(rows, final_part)
+        if record is not None and record_part is not None:
+            replace_rows(record, record_part, rows)
+    return LogProb(scores, scores.double().sum(1), final.belief())
+
+
+def run_pieces(scan: Scan, run: Pass, record: StateProbs | None) -> LogProb:
+    """Runs a pass over all pieces of a text at once, each from the belief at its start."""
+    pieces, low = scan.forward()
+    record_pieces = None if record is None else empty_state_probs(pieces)
+    result = run_rows(pieces, "scaled", run, record_pieces)
+    scores = scan.join(result.token_log_probs)
+    belief = scan.last(result.belief)
+    if record is not None and record_pieces is not None:
+        scan.join_states(record_pieces, record)
+    if low.any():
+        rows = low.nonzero().flatten()
+        part = scan.chain.select(rows)
+        record_part = None if record is None else empty_state_probs(part)
+        redone = run_rows(part, "reference", run, record_part)
+        scores[rows] = redone.token_log_probs
+        belief.log_probs[rows] = redone.belief.log_probs
+        if record is not None and record_part is not None:
+            replace_rows(record, record_part, rows)
+    return LogProb(scores, scores.double().sum(1), belief)
+
+
+def _forward_rows(
+    chain: Chain,
+    name: str,
+    rows: Int[Tensor, " B"],
+    scores: Float[Tensor, "B T"],
+    final: "LastMessage",
+    record: StateProbs | None,
+) -> Bool[Tensor, " B"]:
+    passes = recursion(chain, name)
+    low = torch.zeros(chain.batch, dtype=torch.bool, device=chain.hmm.device)
+    message = None
+    # A stepwise pass hands out messages one step at a time, so nothing is kept between steps.
+    size = 1 if isinstance(passes, Stepwise) else passes.stretch
+    for start, stop in stretches(chain.steps, size):
+        part = passes.forward(start, stop, message, keep=record is not None)
+        message = part.last
+        scores[:, start:stop] = part.log_probs
+        low |= part.low
+        if record is not None:
+            write_states(chain, record, start, stop, part.messages, passes.arithmetic.leave)
+        final.visit(start, stop, message, passes.arithmetic.leave)
+    return low
+
+
+class LastMessage:
+    """The log message at each row's last step, gathered while a pass goes by."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+        last = chain.lengths - 1
+        wide = chain.dense or any(chain.wide[t] for t in last.unique().tolist())
+        width = chain.hmm.num_states if wide else chain.hmm.support.width
+        size = (chain.batch, width)
+        self.states = torch.full(size, -1, device=chain.hmm.device)
+        self.log_probs = chain.hmm.log_init.new_full(size, -torch.inf)
+        self.ends = {t: (last == t).nonzero().flatten() for t in last.unique().tolist()}
+
+    def visit(
+        self, start: int, stop: int, message: Tensor, leave: Callable[[Tensor], Tensor]
+    ) -> None:
+        """Takes the rows that end in this stretch; dense passes hold the message of ended rows."""
+        for step in [t for t in self.ends if start <= t < stop]:
+            rows = self.ends[step]
+            states = self.chain.states(step)
+            states = all_states(self.chain) if states is None else states
+            self.states[rows, : states.shape[1]] = states[rows]
+            self.log_probs[rows, : states.shape[1]] = leave(message[rows])
+
+    def visit_all(
+        self,
+        messages: Sequence[Tensor] | Tensor,
+        leave: Callable[[Tensor], Tensor],
+        start: int = 0,
+    ) -> None:
+        """Takes the rows that end in a stretch whose messages were all kept."""
+        kept = messages.unbind(1) if isinstance(messages, Tensor) else messages
+        for step, message in enumerate(kept, start):
+            self.visit(step, step + 1, message, leave)
+
+    def replace(self, rows: Tensor, other: "LastMessage") -> None:
+        """Takes over what another pass found for some of the rows."""
+        width = other.states.shape[1]
+        self.states[rows], self.log_probs[rows] = -1, -torch.inf
+        self.states[rows, :width] = other.states
+        self.log_probs[rows, :width] = other.log_probs
+
+    def belief(self) -> Belief:
+        return self.chain.belief_at_end(self.states, self.log_probs)
+
+
+def empty_state_probs(chain: Chain) -> StateProbs:
+    """Room for a distribution over states at every step."""
+    hmm = chain.hmm
+    width = hmm.num_states if chain.dense else hmm.support.width
+    like = hmm.log_init
+    size = (*chain.active.shape, width)
+    if chain.dense:
+        states = hmm.global_states(torch.arange(width, device=hmm.device)).expand(size)
+    else:
+        states = torch.full(size, -1, device=hmm.device)
+    nothing = Belief(chain.tokens[:, :0], like.new_empty(chain.batch, 0), chain.restart[:, 0])
+    return StateProbs(
+        like.new_full(size, -torch.inf),
+        states,
+        like.new_full((int(chain.missing_rows.sum()), hmm.num_states), -torch.inf),
+        chain.missing_rows,
+        like.new_zeros(chain.active.shape),
+        torch.zeros(chain.batch, dtype=torch.float64, device=hmm.device),
+        nothing,
+    )
+
+
+def with_scores(record: StateProbs, scores: LogProb) -> StateProbs:
+    """The record together with what the forward pass found."""
+    return record._replace(
+        token_log_probs=scores.token_log_probs,
+        log_evidence=scores.log_evidence,
+        belief=scores.belief,
+    )
+
+
+def write_states(
+    chain: Chain,
+    record: StateProbs,
+    start: int,
+    stop: int,
+    messages: Sequence[Tensor] | Tensor,
+    leave: Callable[[Tensor], Tensor],
+) -> None:
+    """Writes the messages of a stretch into a record of distributions over states."""
+    if isinstance(messages, Tensor):
+        ended = ~chain.active[:, start:stop, None]
+        record.log_probs[:, start:stop] = leave(messages).masked_fill_(ended, -torch.inf)
+        return
+    for step in range(start, stop):
+        log_probs, active = leave(messages[step - start]), chain.active[:, step]
+        states = chain.states(step)
+        if chain.wide[step]:
+            gone = chain.missing_rows[:, step]
+            record.missing_log_probs[chain.missing_order[gone, step]] = log_probs[gone]
+            states = chain.hmm.support.states_of(chain.tokens[:, step].clamp(min=0))
+            log_probs = gather(log_probs, states, -torch.inf)
+            active = active & ~gone
+        record.log_probs[:, step] = torch.where(active[:, None], log_probs, -torch.inf)
+        if states is not None:
+            ids = chain.hmm.global_states(states)
+            record.states[:, step] = torch.where(active[:, None], ids, -1)
+
+
+def replace_rows(record: StateProbs, part: StateProbs, rows: Tensor) -> None:
+    """Overwrites some rows of a record with those of another."""
+    record.log_probs[rows] = part.log_probs
+    if record.missing_log_probs.numel():
+        order = (record.missing.flatten().cumsum(0).view_as(record.missing.long()) - 1)[rows]
+        record.missing_log_probs[order[part.missing]] = part.missing_log_probs

@@ -1,0 +1,154 @@
+"""State paths: the best one, and draws from the posterior."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hmmlm.hmm import HMM
+from hmmlm.inference.chain import Chain, all_states
+from hmmlm.inference.dispatch import choose, recursion
+from hmmlm.ops.viterbi import best_predecessors
+from hmmlm.results import Belief, BestPath, PathSamples
+
+
+def viterbi(
+    hmm: HMM,
+    tokens: Int[Tensor, "B T"],
+    *,
+    lengths: Int[Tensor, " B"] | None = None,
+    belief: Belief | None = None,
+    reset_id: int | None = None,
+    implementation: str = "auto",
+) -> BestPath:
+    """argmax_z p(z_1..T, x_1..T | what came before) and its log-probability, in log space.
+
+    Of equally good paths it gives one; rows of probability zero give states of -1 and -inf.
+    O(T K^2) time and O(T K) memory per row.
+    """
+    chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id)
+    choose(implementation, ("reference",))
+    with torch.no_grad():
+        return _viterbi(chain)
+
+
+def sample_paths(
+    hmm: HMM,
+    tokens: Int[Tensor, "B T"],
+    *,
+    num_samples: int = 1,
+    generator: torch.Generator | None = None,
+    lengths: Int[Tensor, " B"] | None = None,
+    belief: Belief | None = None,
+    reset_id: int | None = None,
+    implementation: str = "auto",
+) -> PathSamples:
+    """Exact draws from p(z_1..T | x_1..T): filter forward, sample backward.
+
+    Rows of probability zero give states of -1. O(T K (K + N)) time, O(T (K + N)) memory per row.
+    """
+    chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id)
+    name, _ = choose(implementation)
+    with torch.no_grad():
+        states, low = _sample_paths(chain, name, num_samples, generator)
+        if name != "reference" and low.any():
+            rows = low.nonzero().flatten()
+            redone, _ = _sample_paths(chain.select(rows), "reference", num_samples, generator)
+            states[rows] = redone
+    return PathSamples(states)
+
+
+def _viterbi(chain: Chain) -> BestPath:
+    pointers: list[Tensor | None] = [None]
+    score = chain.first + chain.emission(0)  # (B, W)
+    ends = LastBest(chain, score)
+    for step in range(1, chain.steps):
+        fresh = chain.restart[:, step, None]
+        best, pointer = best_predecessors(chain.link(step), score)
+        if chain.any_restart[step]:
+            # The chain starts afresh: the best path so far, whatever it ends in, and p(z1).
+            most, where = score.max(1, keepdim=True)
+            best = torch.where(fresh, most + chain.initial(step), best)
+            pointer = torch.where(fresh, where.int(), pointer)
+        score = best + chain.emission(step)
+        pointers.append(pointer)
+        ends.visit(step, score)
+    slot = ends.slot
+    path = torch.full(chain.active.shape, -1, device=chain.hmm.device)
+    possible = torch.isfinite(ends.log_prob)
+    for step in range(chain.steps - 1, -1, -1):
+        active = chain.active[:, step]
+        here = torch.where(active, slot, 0)  # a row that ended keeps its slot for its last step
+        path[:, step] = torch.where(
+            active & possible, _state_at(chain, step, here[:, None])[:, 0], -1
+        )
+        pointer = pointers[step]
+        if pointer is not None:
+            slot = torch.where(active, pointer.gather(1, here[:, None])[:, 0].long(), slot)
+    return BestPath(path, ends.log_prob)
+
+
+class LastBest:
+    """The best state at each row's last step, and the log-probability of its path."""
+
+    def __init__(self, chain: Chain, score: Float[Tensor, "B W"]) -> None:
+        self.last = chain.lengths - 1
+        self.log_prob, self.slot = score.max(1)
+
+    def visit(self, step: int, score: Float[Tensor, "B W"]) -> None:
+        value, slot = score.max(1)
+        here = self.last == step
+        self.log_prob = torch.where(here, value, self.log_prob)
+        self.slot = torch.where(here, slot, self.slot)
+
+
+def _sample_paths(
+    chain: Chain, name: str, num_samples: int, generator: torch.Generator | None
+) -> tuple[Int[Tensor, "B N T"], Tensor]:
+    passes = recursion(chain, name)
+    forward = passes.forward(0, chain.steps, None, keep=True)
+    messages = forward.messages
+    kept = messages.unbind(1) if isinstance(messages, Tensor) else messages
+    paths = torch.full((chain.batch, num_samples, chain.steps), -1, device=chain.hmm.device)
+    possible = torch.isfinite(forward.log_probs).all(1)
+    slot = torch.zeros(chain.batch, num_samples, dtype=torch.long, device=chain.hmm.device)
+    for step in range(chain.steps - 1, -1, -1):
+        log_message = passes.arithmetic.leave(kept[step])  # (B, W)
+        weights = log_message[:, None, :].expand(-1, num_samples, -1)
+        if step + 1 < chain.steps:
+            # What follows says something of this step only if it was entered from here.
+            through = chain.active[:, step + 1] & ~chain.restart[:, step + 1]
+            onward = _into(chain, step, slot)  # (B, N, W)
+            weights = torch.where(through[:, None, None], weights + onward, weights)
+        slot = torch.where(possible[:, None], _draw(weights, generator), slot.clamp(max=0))
+        inside = (chain.active[:, step] & possible)[:, None]
+        paths[:, :, step] = torch.where(inside, _state_at(chain, step, slot), -1)
+    return paths, forward.low
+
+
+def _into(chain: Chain, step: int, slot: Int[Tensor, "B N"]) -> Float[Tensor, "B N W"]:
+    """log p(z_t+1 = the chosen state | z_t) for every state of a step."""
+    following = _local_at(chain, step + 1, slot)  # (B, N)
+    states = chain.states(step)
+    states = all_states(chain) if states is None else states
+    tile = chain.hmm.transitions.tile(states, following)  # (B, W, N)
+    return tile.masked_fill((states < 0)[:, :, None], -torch.inf).transpose(1, 2)
+
+
+def _draw(log_weights: Float[Tensor, "B N W"], generator: torch.Generator | None) -> Tensor:
+    most = log_weights.amax(2, keepdim=True)
+    probs = (log_weights - torch.where(torch.isfinite(most), most, 0.0)).exp()
+    # A row without any weight is impossible and not used; multinomial refuses it.
+    probs = torch.where(torch.isfinite(most) & ~torch.isnan(probs), probs, 1.0)
+    flat = torch.multinomial(probs.flatten(0, 1), 1, generator=generator)
+    return flat.view(probs.shape[:2])
+
+
+def _local_at(chain: Chain, step: int, slot: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
+    states = chain.states(step)
+    return slot if states is None else states.gather(1, slot)
+
+
+def _state_at(chain: Chain, step: int, slot: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
+    """The global ids of states given by their place in a step."""
+    return chain.hmm.global_states(_local_at(chain, step, slot))
+

@@ -1,0 +1,177 @@
+"""Associative scan over time: the belief at every C-th step in O(log T) products of matrices.
+
+A text is cut into pieces of C steps. Each piece is one K x K matrix, the product of its steps;
+the products of all prefixes follow in log2(T / C) rounds of batched products, and give the belief
+at the start of every piece. Then all pieces run side by side, as rows of one batch.
+"""
+
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from hmmlm.errors import InputError
+from hmmlm.inference.chain import Chain, all_states
+from hmmlm.inference.recursion import Stepwise
+from hmmlm.ops.messages import scaled
+from hmmlm.results import Belief, StateProbs
+
+SCAN = "scan"
+LIMIT = 1 << 28
+"""Cells of the piece matrices, B x T/C x K x K, above which a scan is refused."""
+
+
+class Scan:
+    """A chain cut into pieces of about sqrt(T) steps. O(T K^3) time, O(B T/C K^2) memory."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+        if any(chain.wide):
+            raise InputError(
+                "scan takes missing tokens only where every word may come from every state; "
+                "use implementation='scaled'."
+            )
+        self.size = max(1, int(chain.steps**0.5))
+        self.count = -(-chain.steps // self.size)
+        width = chain.hmm.support.width
+        cells = chain.batch * self.count * width**2
+        if cells > LIMIT:
+            raise InputError(
+                f"scan needs {chain.batch:,} x {self.count:,} matrices of {width:,} x {width:,}, "
+                f"{cells:,} cells, and takes at most {LIMIT:,}; use implementation='scaled'."
+            )
+        starts = torch.arange(self.count, device=chain.hmm.device) * self.size
+        self.exists = starts < chain.lengths[:, None]  # (B, N): the piece has a token
+        self.rows, self.pieces = self.exists.nonzero(as_tuple=True)  # (R,) each
+
+    def forward(self) -> tuple[Chain, Bool[Tensor, " B"]]:
+        """The chain of all pieces, each with the belief at its start; and rows to be redone."""
+        chain = self.chain
+        first = Stepwise(chain, scaled).forward(0, min(self.size, chain.steps), None, keep=False)
+        low = first.low
+        before = [first.last[:, None], first.last[:, None]]  # piece 0 takes no belief from here
+        if self.count > 2:
+            reach = first.last[:, None, None] @ _prefix_products(self.products[:, 1:-1])
+            total = reach.sum(-1, keepdim=True)
+            low = low | ((total[..., 0, 0] < scaled.lowest(total.dtype)) & self.exists[:, 2:]).any(1)
+            before.append((reach / torch.where(total > 0, total, 1.0))[:, :, 0])
+        beliefs = torch.cat(before, 1)[:, : self.count]  # (B, N, K)
+        return self._rebatch(beliefs), low
+
+    def backward(self) -> Float[Tensor, "R K"]:
+        """The backward message at the last step of every piece, its largest entry 1."""
+        products = self.products
+        backs = torch.ones_like(products[:, :, :, 0])
+        if self.count > 1:
+            suffix = _prefix_products(products[:, 1:].flip(1).transpose(2, 3)).transpose(2, 3).flip(1)
+            reach = suffix.sum(-1)
+            most = reach.amax(-1, keepdim=True)
+            backs[:, :-1] = reach / torch.where(most > 0, most, 1.0)
+        return backs[self.rows, self.pieces]
+
+    def join(self, values: Shaped[Tensor, "R C *rest"]) -> Shaped[Tensor, "B T *rest"]:
+        """Values of the steps of all pieces, put back into rows of text."""
+        whole = values.new_zeros(self.chain.batch, self.count, self.size, *values.shape[2:])
+        whole[self.rows, self.pieces] = values
+        return whole.flatten(1, 2)[:, : self.chain.steps]
+
+    def join_states(self, pieces: StateProbs, record: StateProbs) -> None:
+        """Distributions of the steps of all pieces, put back into rows of text."""
+        record.log_probs.copy_(self.join(pieces.log_probs))
+        record.log_probs.masked_fill_(~self.chain.active[:, :, None], -torch.inf)
+        if not self.chain.dense:
+            record.states.copy_(self.join(pieces.states))
+            record.states.masked_fill_(~self.chain.active[:, :, None], -1)
+
+    def last(self, belief: Belief) -> Belief:
+        """The belief at the end of each row, from those at the end of each piece."""
+        ends = self.exists.sum(1).cumsum(0) - 1  # pieces of a row are neighbours
+        return belief.select(ends)
+
+    @cached_property
+    def products(self) -> Float[Tensor, "B N K K"]:
+        """The product of the steps of every piece; entry (i, j) leads from the state before the
+        piece to that at its end, up to a factor. Steps past a row's end change nothing."""
+        chain, size = self.chain, self.size
+        width = chain.hmm.support.width
+        shape = (chain.batch * self.count, width, width)
+        product = torch.eye(width, dtype=chain.hmm.dtype, device=chain.hmm.device).expand(shape)
+        for offset in range(size):
+            steps = (torch.arange(self.count, device=product.device) * size + offset).clamp(
+                max=chain.steps - 1
+            )
+            used = torch.arange(self.count, device=product.device) * size + offset < chain.steps
+            active = (chain.active[:, steps] & used).flatten()
+            step = self._matrices(steps)
+            after = product @ step
+            most = after.amax((1, 2), keepdim=True)
+            after = after / torch.where(most > 0, most, 1.0)
+            product = torch.where(active[:, None, None], after, product)
+        return product.reshape(chain.batch, self.count, width, width)
+
+    def _matrices(self, steps: Int[Tensor, " N"]) -> Float[Tensor, "R K K"]:
+        """p(z_t | z_t-1) p(x_t | z_t), up to a factor, at some steps of every row."""
+        chain = self.chain
+        tokens = chain.tokens[:, steps].flatten()
+        previous = chain.tokens[:, (steps - 1).clamp(min=0)].flatten()
+        emission = chain.hmm.log_emit[tokens.clamp(min=0)]
+        emission = emission.masked_fill((tokens < 0)[:, None], 0.0)
+        restart = chain.restart[:, steps].flatten()
+        if chain.dense:
+            log_step = chain.table.log_rows[None] + emission[:, None, :]
+            initial = chain.hmm.log_init.expand_as(emission)
+        else:
+            sources = chain.hmm.support.states_of(previous)
+            states = chain.hmm.support.states_of(tokens)
+            log_step = chain.tiles(sources, states).log_tile + emission[:, None, :]
+            initial = chain.hmm.log_init[states.clamp(min=0)]
+        log_step = torch.where(restart[:, None, None], (initial + emission)[:, None, :], log_step)
+        most = log_step.amax((1, 2), keepdim=True)
+        return (log_step - torch.where(torch.isfinite(most), most, 0.0)).exp()
+
+    def _rebatch(self, beliefs: Float[Tensor, "B N K"]) -> Chain:
+        chain, size = self.chain, self.size
+        short = self.count * size - chain.steps
+        padded = torch.nn.functional.pad(chain.tokens, (0, short))
+        tokens = padded.view(chain.batch, self.count, size)[self.rows, self.pieces]
+        lengths = (chain.lengths[self.rows] - self.pieces * size).clamp(max=size)
+        starts = self.pieces * size
+        fresh = chain.restart[self.rows, starts]
+        if chain.dense:
+            states = all_states(chain)[:1].expand(len(self.rows), -1)
+        else:
+            states = chain.hmm.support.states_of(chain.tokens[self.rows, (starts - 1).clamp(min=0)])
+        states, log_probs = chain.hmm.global_states(states), beliefs[self.rows, self.pieces].log()
+        heads = (self.pieces == 0).nonzero().flatten()  # in order of rows: they enter as the row does
+        if chain.belief is not None:
+            width = max(states.shape[1], chain.belief.states.shape[1])
+            states = _pad(states, width, -1)
+            log_probs = _pad(log_probs, width, -torch.inf)
+            states[heads] = _pad(chain.belief.states.to(states.device), width, -1)
+            entering = chain.belief.log_probs.to(log_probs)
+            log_probs[heads] = _pad(entering, width, -torch.inf)
+        return Chain(
+            chain.hmm,
+            tokens,
+            lengths=lengths,
+            belief=Belief(states, log_probs, fresh),
+            reset_id=chain.reset_id,
+            table=chain.table,
+        )
+
+
+def _pad(values: Tensor, width: int, value: float | int) -> Tensor:
+    return torch.nn.functional.pad(values, (0, width - values.shape[1]), value=value)
+
+
+def _prefix_products(matrices: Float[Tensor, "B N K K"]) -> Float[Tensor, "B N K K"]:
+    """Products of all prefixes, each up to a factor, in log2(N) rounds (Hillis and Steele)."""
+    reach = 1
+    while reach < matrices.shape[1]:
+        joined = matrices[:, :-reach] @ matrices[:, reach:]
+        most = joined.amax((2, 3), keepdim=True)
+        joined = joined / torch.where(most > 0, most, 1.0)
+        matrices = torch.cat([matrices[:, :reach], joined], 1)
+        reach *= 2
+    return matrices

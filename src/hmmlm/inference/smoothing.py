@@ -1,0 +1,203 @@
+"""Smoothing and expected counts: the forward pass and the backward pass."""
+
+from functools import partial
+from math import isqrt
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from hmmlm.hmm import HMM
+from hmmlm.inference.chain import Chain
+from hmmlm.inference.dispatch import RECURSIONS, choose, no_gradient, recursion, stretches
+from hmmlm.inference.evidence import (
+    LastMessage,
+    empty_state_probs,
+    run_pieces,
+    run_rows,
+    with_scores,
+    write_states,
+)
+from hmmlm.inference.recursion import Backward, DenseScaled, Forward, Stepwise
+from hmmlm.inference.scan import SCAN, Scan
+from hmmlm.ops.links import CountSums, gather
+from hmmlm.results import Belief, Counts, StateProbs
+
+KEPT = 1 << 24
+"""Cells of the forward messages that `counts` keeps at a time, unless sqrt(T) steps need more."""
+
+
+def smooth(
+    hmm: HMM,
+    tokens: Int[Tensor, "B T"],
+    *,
+    lengths: Int[Tensor, " B"] | None = None,
+    belief: Belief | None = None,
+    reset_id: int | None = None,
+    implementation: str = "auto",
+) -> StateProbs:
+    """p(z_t | x_1..T) at every step. O(T K^2) time and O(T K) memory per row."""
+    chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id)
+    name, _ = choose(implementation, (*RECURSIONS, SCAN))
+    with torch.no_grad():
+        result = empty_state_probs(chain)
+        if name == SCAN:
+            scan = Scan(chain)
+            scores = run_pieces(scan, partial(_smooth_rows, ends=scan.backward()), result)
+        else:
+            scores = run_rows(chain, name, _smooth_rows, result)
+        result = _erase_impossible(chain, with_scores(result, scores))
+    return result._replace(log_probs=no_gradient(result.log_probs, "smooth", chain))
+
+
+def counts(
+    hmm: HMM,
+    tokens: Int[Tensor, "B T"],
+    *,
+    lengths: Int[Tensor, " B"] | None = None,
+    belief: Belief | None = None,
+    reset_id: int | None = None,
+    implementation: str = "auto",
+) -> Counts:
+    """Expected counts of starts, transitions and emissions given the tokens, summed over rows.
+
+    They are constants, and the gradient of the summed log evidence with respect to
+    `hmm.fields()`. O(T K^2) time per row; O(sqrt(T) K) memory per row, in which forward messages
+    are made a second time from checkpoints, or all of them where that is little.
+    """
+    chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id)
+    name, _ = choose(implementation)
+    with torch.no_grad():
+        return chain_counts(chain, name)
+
+
+def _smooth_rows(
+    chain: Chain,
+    name: str,
+    rows: Int[Tensor, " B"],
+    scores: Float[Tensor, "B T"],
+    final: LastMessage,
+    record: StateProbs | None,
+    ends: Float[Tensor, "R K"] | None = None,
+) -> Bool[Tensor, " B"]:
+    """Forward and backward; `ends` are backward messages at the last step, if not all ones."""
+    assert record is not None
+    passes = recursion(chain, name)
+    forward = passes.forward(0, chain.steps, None, keep=True)
+    scores.copy_(forward.log_probs)
+    final.visit_all(forward.messages, passes.arithmetic.leave)
+    back = None if ends is None else passes.arithmetic.enter(ends[rows].log())
+    backward = passes.backward(0, chain.steps, None, forward, back)
+    write_states(chain, record, 0, chain.steps, backward.posteriors, passes.arithmetic.leave)
+    return forward.low | backward.low
+
+
+def _erase_impossible(chain: Chain, result: StateProbs) -> StateProbs:
+    """A row of probability zero has no posterior: -inf at all of its steps."""
+    impossible = torch.isneginf(result.log_evidence)
+    if impossible.any():
+        result.log_probs[impossible] = -torch.inf
+        result.missing_log_probs[chain.missing_order[impossible[:, None] & result.missing]] = -torch.inf
+    return result
+
+
+def chain_counts(chain: Chain, name: str) -> Counts:
+    """Expected counts of a chain, in one implementation; rows that lose digits go to log space."""
+    result, final = _counts(chain, name)
+    return result._replace(belief=final.belief())
+
+
+def _counts(chain: Chain, name: str) -> tuple[Counts, LastMessage]:
+    passes = recursion(chain, name)
+    width = chain.hmm.num_states if chain.dense else chain.hmm.support.width
+    size = max(isqrt(chain.steps - 1) + 1, KEPT // (chain.batch * width), 1)
+    checkpoints: list[Tensor | None] = [None]
+    scores = torch.zeros(chain.active.shape, dtype=chain.hmm.dtype, device=chain.hmm.device)
+    low = torch.zeros(chain.batch, dtype=torch.bool, device=chain.hmm.device)
+    final = LastMessage(chain)
+    parts = list(stretches(chain.steps, size))
+    forward: Forward | None = None
+    for start, stop in parts:
+        forward = passes.forward(start, stop, checkpoints[-1], keep=True)
+        checkpoints.append(forward.last)
+        scores[:, start:stop] = forward.log_probs
+        low |= forward.low
+        final.visit_all(forward.messages, passes.arithmetic.leave, start)
+    assert forward is not None
+    possible = torch.isfinite(scores).all(1)
+    while True:
+        sums, lost = _backward_counts(
+            chain, passes, parts, checkpoints, forward, possible & ~low
+        )
+        if name == "reference" or not (lost & ~low).any():
+            break
+        # A row lost digits on the way back, with some of its counts added already: begin again.
+        low |= lost
+    evidence = scores.double().sum(1)
+    if name != "reference" and low.any():
+        rows = low.nonzero().flatten()
+        redone, final_redone = _counts(chain.select(rows), "reference")
+        for total, more in zip(sums.fields(), redone.fields(), strict=True):
+            total += more
+        evidence[rows] = redone.log_evidence
+        final.replace(rows, final_redone)
+    return sums._replace(log_evidence=evidence), final
+
+
+def _backward_counts(
+    chain: Chain,
+    passes: Stepwise | DenseScaled,
+    parts: list[tuple[int, int]],
+    checkpoints: list[Tensor | None],
+    forward: Forward | None,
+    rows: Bool[Tensor, " B"],
+) -> tuple[Counts, Bool[Tensor, " B"]]:
+    """The backward pass over all stretches, last first, adding up the counts of the chosen rows."""
+    sums = CountSums(chain.hmm.transitions)
+    init, emit = torch.zeros_like(chain.hmm.log_init), torch.zeros_like(chain.hmm.log_emit)
+    low = torch.zeros_like(rows)
+    back = None
+    for number in range(len(parts) - 1, -1, -1):
+        (start, stop), before = parts[number], checkpoints[number]
+        if forward is None:
+            forward = passes.forward(start, stop, before, keep=True)
+        backward = passes.backward(start, stop, before, forward, back, sums, rows)
+        forward, back = None, backward.back
+        low |= backward.low & rows
+        _add_states(chain, passes, start, stop, backward, rows, init, emit)
+    empty = torch.empty(0)
+    nothing = Belief(chain.tokens[:, :0], empty, chain.restart[:, 0])
+    return Counts(init, sums.result(), emit, empty, nothing), low
+
+
+def _add_states(
+    chain: Chain,
+    passes: Stepwise | DenseScaled,
+    start: int,
+    stop: int,
+    backward: Backward,
+    rows: Bool[Tensor, " B"],
+    init: Float[Tensor, " Z"],
+    emit: Float[Tensor, "V K"],
+) -> None:
+    """Adds the posteriors of a stretch to the counts of starts and emissions."""
+    counted = chain.active[:, start:stop] & rows[:, None]
+    seen = counted & ~chain.missing[:, start:stop]
+    starts = counted & chain.restart[:, start:stop]
+    if isinstance(backward.posteriors, Tensor):
+        posteriors = backward.posteriors
+        emit.index_add_(0, chain.tokens[:, start:stop][seen], posteriors[seen])
+        init += posteriors[starts].sum(0)
+        return
+    for step in range(start, stop):
+        posterior = passes.arithmetic.probs(backward.posteriors[step - start])
+        states, tokens = chain.states(step), chain.tokens[:, step].clamp(min=0)
+        here, fresh = seen[:, step - start], starts[:, step - start]
+        if states is None:
+            init += posterior[fresh].sum(0)
+        else:
+            values = torch.where(states[fresh] >= 0, posterior[fresh], 0.0)
+            init.index_add_(0, states[fresh].clamp(min=0).flatten(), values.flatten())
+        if states is None and not chain.dense:
+            posterior = gather(posterior, chain.hmm.support.states_of(tokens), 0.0)
+        emit.index_add_(0, tokens[here], posterior[here])

@@ -1,0 +1,188 @@
+"""A state that reads one token at a time, and what comes next."""
+
+import os
+from dataclasses import dataclass, replace
+from typing import overload
+
+import torch
+from jaxtyping import Float, Int
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from hmmlm.errors import InputError
+from hmmlm.hmm import HMM
+from hmmlm.inference.chain import Chain
+from hmmlm.inference.dispatch import choose
+from hmmlm.inference.evidence import log_prob, score_chain
+from hmmlm.ops.links import TILE, Table, Tiles, Wide
+from hmmlm.ops.messages import reference, scaled
+from hmmlm.results import Belief
+from hmmlm.storage import new_file
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a batch of texts stands: the belief over states after the tokens read so far.
+
+    `log_evidence` sums log p(x_t | x_<t) of what was read, in float64. A state never changes:
+    `advance` gives a new one, so keeping the old one is a fork.
+    """
+
+    hmm: HMM
+    belief: Belief
+    log_evidence: Float[Tensor, " B"]
+    reset_id: int | None
+    table: Table
+
+    def select(self, rows: Int[Tensor, " N"] | list[int]) -> "State":
+        """The state of some rows, which may repeat: forks, reorders or drops rows."""
+        rows = torch.as_tensor(rows, device=self.hmm.device)
+        return replace(
+            self, belief=self.belief.select(rows), log_evidence=self.log_evidence[rows]
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the state, without its HMM, as safetensors."""
+        tensors = {"log_evidence": self.log_evidence, **self.belief._asdict()}
+        meta = {"reset_id": "" if self.reset_id is None else str(self.reset_id)}
+        with new_file(path) as temporary:
+            save_file({k: v.contiguous() for k, v in tensors.items()}, temporary, metadata=meta)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str], hmm: HMM, *, reset_id: int | None = None) -> "State":
+        """A state saved by `save`, for the same HMM; give `reset_id` again if there was one."""
+        try:
+            tensors = load_file(path, device=str(hmm.device))
+            belief = Belief(tensors["states"], tensors["log_probs"], tensors["fresh"])
+            evidence = tensors["log_evidence"]
+        except (SafetensorError, KeyError) as error:
+            raise InputError(f"{path} is not a saved state ({error}); save one with state.save.") from error
+        hmm.local_sources(belief.states)
+        return State(hmm, belief, evidence, reset_id, Table(hmm.transitions))
+
+
+def start(hmm: HMM, batch: int = 1, *, reset_id: int | None = None) -> State:
+    """The state before any token: the next state is drawn from p(z1)."""
+    if batch < 1:
+        raise InputError(f"batch is {batch} but must be at least 1.")
+    belief = Belief(
+        torch.full((batch, 1), -1, device=hmm.device),
+        hmm.log_init.detach().new_full((batch, 1), -torch.inf),
+        torch.ones(batch, dtype=torch.bool, device=hmm.device),
+    )
+    evidence = torch.zeros(batch, dtype=torch.float64, device=hmm.device)
+    return State(hmm.detach(), belief, evidence, reset_id, Table(hmm.detach().transitions))
+
+
+def advance(
+    state: State, token: Int[Tensor, " B"] | Int[Tensor, "B T"] | int, *, implementation: str = "auto"
+) -> State:
+    """The state after one more token per row, or several (B, T). O(K^2) per token."""
+    tokens = torch.as_tensor(token, device=state.hmm.device)
+    if tokens.ndim == 0:
+        tokens = tokens.expand(state.belief.fresh.shape[0])
+    tokens = tokens[:, None] if tokens.ndim == 1 else tokens
+    chain = Chain(
+        state.hmm, tokens, belief=state.belief, reset_id=state.reset_id, table=state.table
+    )
+    name, _ = choose(implementation)
+    with torch.no_grad():
+        result = score_chain(chain, name)
+    return replace(
+        state, belief=result.belief, log_evidence=state.log_evidence + result.log_evidence
+    )
+
+
+@overload
+def next_log_probs(state: State, /) -> Float[Tensor, "B V"]: ...
+@overload
+def next_log_probs(
+    hmm: HMM,
+    tokens: Int[Tensor, "B T"],
+    /,
+    *,
+    lengths: Int[Tensor, " B"] | None = None,
+    belief: Belief | None = None,
+    reset_id: int | None = None,
+    implementation: str = "auto",
+) -> Float[Tensor, "B V"]: ...
+def next_log_probs(
+    state: State | HMM,
+    tokens: Tensor | None = None,
+    /,
+    *,
+    lengths: Tensor | None = None,
+    belief: Belief | None = None,
+    reset_id: int | None = None,
+    implementation: str = "auto",
+) -> Tensor:
+    """log p(x_t+1 = w | x_1..t) for every word w: of a state, or of an HMM and the tokens it read.
+
+    Words that cannot come next are -inf. O(B Z K) for the next states, O(B V K) for the words.
+    """
+    if isinstance(state, HMM):
+        if tokens is None:
+            raise InputError("next_log_probs needs the tokens read so far, or a state from start.")
+        hmm = state.detach()
+        with torch.no_grad():
+            read = log_prob(
+                hmm,
+                tokens,
+                lengths=lengths,
+                belief=belief,
+                reset_id=reset_id,
+                implementation=implementation,
+            )
+        state = State(hmm, read.belief, read.log_evidence, reset_id, Table(hmm.transitions))
+    with torch.no_grad():
+        return emission_log_probs(state.hmm, next_state_log_probs(state))
+
+
+def next_state_log_probs(state: State) -> Float[Tensor, "B Z"]:
+    """log p(z_t+1 | x_1..t) over the states of the HMM, in log space where digits would be lost."""
+    hmm, belief = state.hmm, state.belief
+    initial = hmm.log_init.expand(len(belief.fresh), -1)
+    if belief.fresh.all():
+        return initial
+    sources = hmm.local_sources(belief.states)
+    message = torch.where(belief.fresh[:, None], -torch.inf, belief.log_probs)
+    if sources.numel() < hmm.num_states or hmm.transitions.num_sources > hmm.num_states:
+        everything = torch.arange(hmm.num_states, device=hmm.device)
+        parts = []
+        for part in everything.split(max(1, TILE // sources.numel())):
+            names = part.expand(len(sources), -1)
+            tile = hmm.transitions.tile(sources, names)
+            parts.append(reference.push(Tiles(tile, sources, names), message)[0])
+        following = torch.cat(parts, 1)
+    else:
+        link = Wide(state.table, sources)
+        probs, _ = scaled.push(link, message.exp())
+        following = probs.log()
+        low = (probs < scaled.lowest(probs.dtype)).any(1) & ~belief.fresh
+        if low.any():
+            exact, _ = reference.push(Wide(state.table, sources[low]), message[low])
+            following[low] = exact
+    return torch.where(belief.fresh[:, None], initial, following)
+
+
+def emission_log_probs(hmm: HMM, log_states: Float[Tensor, "B Z"]) -> Float[Tensor, "B V"]:
+    """log sum_z p(z) p(w | z) for every word w."""
+    probs = log_states.exp()
+    out = probs.new_empty(len(probs), hmm.vocab_size)
+    words = torch.arange(hmm.vocab_size, device=hmm.device)
+    for part in words.split(max(1, TILE // (len(probs) * hmm.support.width))):
+        emission = hmm.log_emit[part].exp()  # (N, K)
+        if hmm.support.is_dense:
+            total = probs @ emission.T
+        else:
+            states = hmm.support.states_of(part)
+            total = torch.einsum("bnk,nk->bn", probs[:, states.clamp(min=0)], emission)
+        out[:, part] = total.log()
+        row, column = (total < scaled.lowest(total.dtype)).nonzero(as_tuple=True)
+        for some in torch.arange(len(row), device=row.device).split(max(1, TILE // hmm.support.width)):
+            word = part[column[some]]
+            states = hmm.support.states_of(word)
+            joint = log_states[row[some, None], states.clamp(min=0)] + hmm.log_emit[word]
+            out[row[some], word] = torch.logsumexp(joint, 1)
+    return out

@@ -1,0 +1,155 @@
+"""Links: the transition between two neighbouring steps of a batch of chains.
+
+A link says which log p(to | from) stands between the states of step t-1 and those of step t. The
+message arithmetic (`ops.messages`) pushes and pulls messages through it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+
+from hmmlm.results import FactoredCounts
+from hmmlm.transitions import Dense, Transitions
+
+RESIDENT = 1 << 28
+"""Tables of at most this many cells are kept whole; larger ones are made a tile at a time."""
+
+TILE = 1 << 22
+"""Cells of a streamed tile, and of the temporaries of log-space products."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """All rows of a transition table among the Z states, resident or streamed in tiles."""
+
+    transitions: Transitions
+
+    @property
+    def num_states(self) -> int:
+        return self.transitions.num_states
+
+    @property
+    def is_resident(self) -> bool:
+        return self.num_states**2 <= RESIDENT
+
+    @cached_property
+    def log_rows(self) -> Float[Tensor, "Z Z"]:
+        return self.transitions.rows(0, self.num_states)
+
+    @cached_property
+    def probs(self) -> Float[Tensor, "Z Z"]:
+        return self.log_rows.exp()
+
+    def log_tiles(self) -> Iterator[tuple[slice, Float[Tensor, "N Z"]]]:
+        """Groups of source rows in turn, as (slice of sources, log p(. | source))."""
+        if self.is_resident:
+            yield slice(0, self.num_states), self.log_rows
+            return
+        step = max(1, TILE // self.num_states)
+        for start in range(0, self.num_states, step):
+            stop = min(start + step, self.num_states)
+            yield slice(start, stop), self.transitions.rows(start, stop)
+
+    def prob_tiles(self) -> Iterator[tuple[slice, Float[Tensor, "N Z"]]]:
+        """Groups of source rows in turn, as (slice of sources, p(. | source))."""
+        if self.is_resident:
+            yield slice(0, self.num_states), self.probs
+            return
+        for rows, log_tile in self.log_tiles():
+            yield rows, log_tile.exp()
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Between K states and L states of each row: log p as (B, K, L), -inf in padding."""
+
+    log_tile: Float[Tensor, "B K L"]
+    sources: Int[Tensor, "B K"]
+    destinations: Int[Tensor, "B L"]
+
+
+@dataclass(frozen=True)
+class Wide:
+    """Between all states of a table; `sources` or `destinations` name those of a step that has less.
+
+    None stands for all states. A message on named states is spread over all of them first.
+    """
+
+    table: Table
+    sources: Int[Tensor, "B K"] | None = None
+    destinations: Int[Tensor, "B L"] | None = None
+
+
+Link = Tiles | Wide
+
+
+def spread(
+    message: Shaped[Tensor, "B K"],
+    states: Int[Tensor, "B K"] | None,
+    num_states: int,
+    zero: float | int,
+) -> Shaped[Tensor, "B Z"]:
+    """A message on named states (-1 for padding) as one on all states, `zero` elsewhere."""
+    if states is None:
+        return message
+    wide = message.new_full((message.shape[0], num_states + 1), zero)
+    return wide.scatter_(1, states % (num_states + 1), message)[:, :num_states]
+
+
+def gather(
+    message: Float[Tensor, "B Z"], states: Int[Tensor, "B K"] | None, zero: float
+) -> Float[Tensor, "B K"]:
+    """A message on all states, read at the named ones (`zero` at -1)."""
+    if states is None:
+        return message
+    return message.gather(1, states.clamp(min=0)).masked_fill(states < 0, zero)
+
+
+class CountSums:
+    """Expected transition counts being summed: a table for `Dense`, three factors for `Factored`."""
+
+    def __init__(self, transitions: Transitions) -> None:
+        self.transitions = transitions
+        self.fields = tuple(torch.zeros_like(field) for field in transitions.fields())
+
+    def add_tile(
+        self,
+        tile_counts: Float[Tensor, "B K L"],
+        sources: Int[Tensor, "B K"],
+        destinations: Int[Tensor, "B L"],
+    ) -> None:
+        """Adds counts between named states; padding must count zero."""
+        sources, destinations = sources.clamp(min=0), destinations.clamp(min=0)
+        if isinstance(self.transitions, Dense):
+            (total,) = self.fields
+            cells = sources[:, :, None] * total.shape[1] + destinations[:, None, :]
+            total.view(-1).index_add_(0, cells.flatten(), tile_counts.flatten())
+            return
+        left, right, log_norm = self.fields
+        factors_right = self.transitions.right[destinations]  # (B, L, H)
+        factors_left = self.transitions.left[sources]  # (B, K, H)
+        width = left.shape[1]
+        left.index_add_(0, sources.flatten(), (tile_counts @ factors_right).reshape(-1, width))
+        right.index_add_(
+            0, destinations.flatten(), (tile_counts.transpose(1, 2) @ factors_left).reshape(-1, width)
+        )
+        log_norm.index_add_(0, sources.flatten(), -tile_counts.sum(2).flatten())
+
+    def add_rows(self, rows: slice, row_counts: Float[Tensor, "N Z"]) -> None:
+        """Adds counts from a group of sources to all states."""
+        if isinstance(self.transitions, Dense):
+            self.fields[0][rows] += row_counts
+            return
+        left, right, log_norm = self.fields
+        left[rows] += row_counts @ self.transitions.right
+        right += row_counts.T @ self.transitions.left[rows]
+        log_norm[rows] -= row_counts.sum(1)
+
+    def result(self) -> Tensor | FactoredCounts:
+        if isinstance(self.transitions, Dense):
+            return self.fields[0]
+        return FactoredCounts(*self.fields)

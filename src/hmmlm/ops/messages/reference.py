@@ -1,0 +1,106 @@
+"""Messages as log-probabilities: the definition, never optimised."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from hmmlm.ops.links import TILE, CountSums, Link, Tiles, gather, spread
+
+zero, one = -torch.inf, 0.0
+
+
+def enter(log_probs: Tensor) -> Tensor:
+    return log_probs
+
+
+def leave(message: Tensor) -> Tensor:
+    return message
+
+
+def probs(message: Tensor) -> Tensor:
+    return message.exp()
+
+
+def push(
+    link: Link, message: Float[Tensor, "B K"]
+) -> tuple[Float[Tensor, "B L"], Float[Tensor, " B"]]:
+    """log sum_i exp(message_i) p(j | i) for every j, and the scale taken out (0 here)."""
+    scale = message.new_zeros(message.shape[0])
+    if isinstance(link, Tiles):
+        return torch.logsumexp(message[:, :, None] + link.log_tile, 1), scale
+    wide = spread(message, link.sources, link.table.num_states, zero)
+    total = torch.full_like(wide, zero)
+    for rows, log_tile in link.table.log_tiles():
+        total = torch.logaddexp(total, log_matmul(wide[:, rows], log_tile))
+    return gather(total, link.destinations, zero), scale
+
+
+def absorb(
+    prediction: Float[Tensor, "B L"], log_emission: Float[Tensor, "B L"]
+) -> tuple[Float[Tensor, "B L"], Float[Tensor, " B"], Bool[Tensor, " B"]]:
+    """Takes in an observation: (posterior message, log of its probability, rows to be redone)."""
+    joint = prediction + log_emission
+    total = torch.logsumexp(joint, 1)
+    # -inf - -inf: an impossible row stays -inf instead of turning into NaN.
+    message = joint - torch.where(torch.isfinite(total), total, 0.0)[:, None]
+    return message, total, torch.zeros_like(total, dtype=torch.bool)
+
+
+def weigh(back: Float[Tensor, "B L"], log_emission: Float[Tensor, "B L"]) -> Float[Tensor, "B L"]:
+    """What a step and everything after it say of its states: emission times backward message."""
+    return back + log_emission
+
+
+def pull(link: Link, weight: Float[Tensor, "B L"]) -> Float[Tensor, "B K"]:
+    """log sum_j p(j | i) exp(weight_j) for every i, shifted so that its largest entry is 0."""
+    if isinstance(link, Tiles):
+        back = torch.logsumexp(link.log_tile + weight[:, None, :], 2)
+    else:
+        wide = spread(weight, link.destinations, link.table.num_states, zero)
+        parts = [log_matmul(wide, tile.T) for _, tile in link.table.log_tiles()]
+        back = gather(torch.cat(parts, 1), link.sources, zero)
+    most = back.max(1, keepdim=True).values
+    return back - torch.where(torch.isfinite(most), most, 0.0)
+
+
+def posterior(
+    message: Float[Tensor, "B K"], back: Float[Tensor, "B K"]
+) -> tuple[Float[Tensor, "B K"], Bool[Tensor, " B"]]:
+    """p(z_t | everything) as a message, and the rows to be redone."""
+    result, _, low = absorb(message, back)
+    return result, low
+
+
+def add_pairs(
+    link: Link,
+    sums: CountSums,
+    message: Float[Tensor, "B K"],
+    weight: Float[Tensor, "B L"],
+    rows: Bool[Tensor, " B"],
+) -> Bool[Tensor, " B"]:
+    """Adds p(z_t-1 = i, z_t = j | everything) of the chosen rows; gives the rows to be redone."""
+    redo = torch.zeros_like(rows)
+    if isinstance(link, Tiles):
+        joint = message[:, :, None] + link.log_tile + weight[:, None, :]
+        total = torch.logsumexp(joint, (1, 2))
+        possible = rows & torch.isfinite(total)
+        counts = (joint - torch.where(possible, total, 0.0)[:, None, None]).exp()
+        sums.add_tile(torch.where(possible[:, None, None], counts, 0.0), link.sources, link.destinations)
+        return redo
+    prediction, _ = push(link, message)
+    total = torch.logsumexp(prediction + weight, 1)
+    states = link.table.num_states
+    message = spread(message, link.sources, states, zero)
+    weight = spread(weight, link.destinations, states, zero)
+    for row in (rows & torch.isfinite(total)).nonzero().flatten().tolist():
+        for part, log_tile in link.table.log_tiles():
+            joint = message[row, part, None] + log_tile + weight[row] - total[row]
+            sums.add_rows(part, joint.exp())
+    return redo
+
+
+def log_matmul(left: Float[Tensor, "B K"], right: Float[Tensor, "K L"]) -> Float[Tensor, "B L"]:
+    """log of exp(left) @ exp(right), without a temporary of more than about TILE cells."""
+    step = max(1, TILE // max(1, left.numel()))
+    parts = [torch.logsumexp(left[:, :, None] + part[None], 1) for part in right.split(step, 1)]
+    return torch.cat(parts, 1)

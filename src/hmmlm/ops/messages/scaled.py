@@ -1,0 +1,125 @@
+"""Messages as probabilities with the scale taken out at every step: matrix products.
+
+A row whose scale falls under `lowest` has lost digits to underflow and is reported; its caller
+redoes it with `reference`.
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from hmmlm.ops.links import CountSums, Link, Tiles, gather, spread
+
+zero, one = 0.0, 1.0
+
+
+def lowest(dtype: torch.dtype) -> float:
+    """The scale under which a step is redone: 1e-30 in float32, whose smallest number is 1e-38."""
+    return 1e-290 if dtype == torch.float64 else 1e-30
+
+
+def enter(log_probs: Tensor) -> Tensor:
+    return log_probs.exp()
+
+
+def leave(message: Tensor) -> Tensor:
+    return message.log()
+
+
+def probs(message: Tensor) -> Tensor:
+    return message
+
+
+def push(
+    link: Link, message: Float[Tensor, "B K"]
+) -> tuple[Float[Tensor, "B L"], Float[Tensor, " B"]]:
+    """sum_i message_i p(j | i) for every j, and the log of the scale taken out of it."""
+    if isinstance(link, Tiles):
+        probs, most = _tile_probs(link)
+        return (message[:, None, :] @ probs)[:, 0], most
+    wide = spread(message, link.sources, link.table.num_states, zero)
+    total = torch.zeros_like(wide)
+    for rows, tile in link.table.prob_tiles():
+        total.addmm_(wide[:, rows], tile)
+    return gather(total, link.destinations, zero), message.new_zeros(message.shape[0])
+
+
+def absorb(
+    prediction: Float[Tensor, "B L"], log_emission: Float[Tensor, "B L"]
+) -> tuple[Float[Tensor, "B L"], Float[Tensor, " B"], Bool[Tensor, " B"]]:
+    """Takes in an observation: (posterior message, log of its probability, rows to be redone)."""
+    most = _finite(log_emission.max(1).values)
+    message, scale, low = normalise(prediction * (log_emission - most[:, None]).exp())
+    return message, scale.log() + most, low
+
+
+def weigh(back: Float[Tensor, "B L"], log_emission: Float[Tensor, "B L"]) -> Float[Tensor, "B L"]:
+    """What a step and everything after it say of its states: emission times backward message."""
+    most = _finite(log_emission.max(1, keepdim=True).values)
+    return back * (log_emission - most).exp()
+
+
+def pull(link: Link, weight: Float[Tensor, "B L"]) -> Float[Tensor, "B K"]:
+    """sum_j p(j | i) weight_j for every i, scaled so that its largest entry is 1."""
+    if isinstance(link, Tiles):
+        back = (_tile_probs(link)[0] @ weight[:, :, None])[:, :, 0]
+    else:
+        wide = spread(weight, link.destinations, link.table.num_states, zero)
+        back = torch.cat([wide @ tile.T for _, tile in link.table.prob_tiles()], 1)
+        back = gather(back, link.sources, zero)
+    most = back.max(1, keepdim=True).values
+    return back / torch.where(most > 0, most, 1.0)
+
+
+def posterior(
+    message: Float[Tensor, "B K"], back: Float[Tensor, "B K"]
+) -> tuple[Float[Tensor, "B K"], Bool[Tensor, " B"]]:
+    """p(z_t | everything) as a message, and the rows to be redone."""
+    result, _, low = normalise(message * back)
+    return result, low
+
+
+def add_pairs(
+    link: Link,
+    sums: CountSums,
+    message: Float[Tensor, "B K"],
+    weight: Float[Tensor, "B L"],
+    rows: Bool[Tensor, " B"],
+) -> Bool[Tensor, " B"]:
+    """Adds p(z_t-1 = i, z_t = j | everything) of the chosen rows; gives the rows to be redone.
+
+    Rows that are reported add nothing.
+    """
+    prediction, _ = push(link, message)
+    total = (prediction * weight).sum(1)
+    low = total < lowest(message.dtype)
+    factor = torch.where(rows & ~low, 1 / total, 0.0)
+    weight = weight * factor[:, None]
+    if isinstance(link, Tiles):
+        probs, _ = _tile_probs(link)
+        counts = message[:, :, None] * probs * weight[:, None, :]
+        sums.add_tile(counts, link.sources, link.destinations)
+        return low & rows
+    message = spread(message, link.sources, link.table.num_states, zero)
+    weight = spread(weight, link.destinations, link.table.num_states, zero)
+    for part, tile in link.table.prob_tiles():
+        sums.add_rows(part, (message[:, part].T @ weight) * tile)
+    return low & rows
+
+
+def _tile_probs(link: Tiles) -> tuple[Float[Tensor, "B K L"], Float[Tensor, " B"]]:
+    # A tile is a small part of its rows: its best entry can be far below 1.
+    most = _finite(link.log_tile.amax((1, 2)))
+    return (link.log_tile - most[:, None, None]).exp(), most
+
+
+def normalise(
+    joint: Float[Tensor, "B K"],
+) -> tuple[Float[Tensor, "B K"], Float[Tensor, " B"], Bool[Tensor, " B"]]:
+    """The joint over its sum, that sum, and the rows where it is too small to be trusted."""
+    scale = joint.sum(1)
+    return joint / torch.where(scale > 0, scale, 1.0)[:, None], scale, scale < lowest(joint.dtype)
+
+
+def _finite(values: Tensor) -> Tensor:
+    return torch.where(torch.isfinite(values), values, 0.0)

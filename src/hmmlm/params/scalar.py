@@ -1,0 +1,75 @@
+"""The plainest parameterisation: one logit per cell of every table."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hmmlm.errors import InputError
+from hmmlm.hmm import HMM, log_sum_by_state
+from hmmlm.support import Support
+from hmmlm.transitions import Dense
+
+
+class Scalar(nn.Module):
+    """p(z1), p(z' | z) and p(x | z) as softmaxes of free logits: (Z,), (Z, Z) and (V, K).
+
+    Logits start as normal noise of width `scale`. With `word_probs`, (V,), every state's words
+    start near that distribution (usually the unigram one) instead of near the uniform one.
+    """
+
+    def __init__(
+        self,
+        support: Support,
+        *,
+        scale: float = 1.0,
+        word_probs: Float[Tensor, " V"] | None = None,
+        generator: torch.Generator,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.support = support
+        states, shape = support.num_states, (support.vocab_size, support.width)
+
+        def noise(*size: int) -> Tensor:
+            return scale * torch.randn(size, generator=generator, dtype=dtype)
+
+        self.init_logits = nn.Parameter(noise(states))
+        self.trans_logits = nn.Parameter(noise(states, states))
+        emit = noise(*shape)
+        if word_probs is not None:
+            emit = emit + _log_word_probs(word_probs, shape[0]).to(dtype)[:, None]
+        self.emit_logits = nn.Parameter(emit)
+
+    def forward(
+        self, states: Int[Tensor, " S"] | None = None, carried: Int[Tensor, " C"] | None = None
+    ) -> HMM:
+        """The HMM on all states, or on a subset, each distribution normalised over what is kept.
+
+        `carried` are further states that belief may come from. O(Z^2 + V K), or O(S Z + V K).
+        """
+        if self.support.rows.device != self.init_logits.device:
+            self.support = self.support.to(self.init_logits.device)
+        emit = self.emit_logits
+        if states is not None:
+            # `restrict` normalises every row anew, so it takes logits as well as probabilities.
+            logits = HMM(self.init_logits, Dense(self.trans_logits), emit, self.support)
+            return logits.restrict(states, carried)
+        ids = self.support.rows[self.support.row_of_word]  # (V, K)
+        # Padding goes into no state's sum; its logits stay finite until the end, for the gradient.
+        norm = log_sum_by_state(emit, self.support)
+        log_emit = torch.where(ids >= 0, emit - norm[ids.clamp(min=0)], -torch.inf)
+        return HMM(
+            torch.log_softmax(self.init_logits, -1),
+            Dense(torch.log_softmax(self.trans_logits, -1)),
+            log_emit,
+            self.support,
+        )
+
+
+def _log_word_probs(word_probs: Tensor, vocab_size: int) -> Tensor:
+    if word_probs.shape != (vocab_size,) or not bool((word_probs > 0).all()):
+        raise InputError(
+            f"word_probs must be {vocab_size:,} positive numbers, one per word; got shape "
+            f"{tuple(word_probs.shape)} with smallest {float(word_probs.min()):.3g}."
+        )
+    return (word_probs / word_probs.sum()).log()

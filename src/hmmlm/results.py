@@ -1,0 +1,109 @@
+"""What the inference functions return. B rows, T steps, Z states, K states per word."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+class Belief(NamedTuple):
+    """p(z_t | x_1..t) after the tokens read so far, one distribution per row.
+
+    `states` are global state ids, padded with -1 (log-probability -inf), so that a belief can be
+    carried into an HMM on other states. In rows where `fresh` is true nothing has been read since
+    the start or a reset: the next state is drawn from p(z1) and the other two fields mean nothing.
+    """
+
+    states: Int[Tensor, "B W"]
+    log_probs: Float[Tensor, "B W"]
+    fresh: Bool[Tensor, " B"]
+
+    def select(self, rows: Tensor) -> "Belief":
+        """The belief of some rows, by index or mask: forks, reorders or drops rows."""
+        return Belief(self.states[rows], self.log_probs[rows], self.fresh[rows])
+
+
+class LogProb(NamedTuple):
+    """log p(x_t | x_<t) of every token (0 where missing or past the end), and their sum in float64."""
+
+    token_log_probs: Float[Tensor, "B T"]
+    log_evidence: Float[Tensor, " B"]
+    belief: Belief
+
+
+class StateProbs(NamedTuple):
+    """A distribution over states at every step, on the states that may emit the step's token.
+
+    `log_probs[b, t, k]` belongs to state `states[b, t, k]` (global id, -1 for padding). A missing
+    token may come from every state: where that is more than K, its row here is padding and its
+    distribution over all states is the next row of `missing_log_probs`, in order of (b, t).
+    Rows that the model cannot produce, and steps past a row's end, are -inf.
+    """
+
+    log_probs: Float[Tensor, "B T K"]
+    states: Int[Tensor, "B T K"]
+    missing_log_probs: Float[Tensor, "N Z"]
+    missing: Bool[Tensor, "B T"]
+    token_log_probs: Float[Tensor, "B T"]
+    log_evidence: Float[Tensor, " B"]
+    belief: Belief
+
+    def dense(self, num_states: int) -> Float[Tensor, "B T Z"]:
+        """The same as one table over all states, -inf where a state is not possible. O(B T Z)."""
+        size = (*self.log_probs.shape[:2], num_states + 1)
+        table = self.log_probs.new_full(size, -torch.inf)
+        table.scatter_(2, self.states % (num_states + 1), self.log_probs)  # -1 -> the spare column
+        table = table[..., :num_states]
+        if self.missing_log_probs.numel():
+            table[self.missing] = self.missing_log_probs
+        return table
+
+
+class FactoredCounts(NamedTuple):
+    """Expected transition counts seen through the factors: d log p / d (left, right, log_norm)."""
+
+    left: Float[Tensor, "S H"]
+    right: Float[Tensor, "Z H"]
+    log_norm: Float[Tensor, " S"]
+
+
+class Counts(NamedTuple):
+    """Expected counts of starts, transitions and emissions, summed over the batch.
+
+    They are the gradient of the summed log evidence with respect to the fields of the HMM:
+    `init` of log_init, `trans` of log_trans (for factored transitions, of each factor) and `emit`
+    of log_emit. Rows with probability zero add nothing.
+    """
+
+    init: Float[Tensor, " Z"]
+    trans: Float[Tensor, "S Z"] | FactoredCounts
+    emit: Float[Tensor, "V K"]
+    log_evidence: Float[Tensor, " B"]
+    belief: Belief
+
+    def fields(self) -> tuple[Tensor, ...]:
+        """In the order of `HMM.fields`: start, transitions, emissions."""
+        trans = self.trans if isinstance(self.trans, FactoredCounts) else (self.trans,)
+        return (self.init, *trans, self.emit)
+
+
+class BestPath(NamedTuple):
+    """argmax_z p(z_1..T, x_1..T) as global state ids (-1 past the end), and the log of its value."""
+
+    states: Int[Tensor, "B T"]
+    log_prob: Float[Tensor, " B"]
+
+
+class PathSamples(NamedTuple):
+    """Draws from p(z_1..T | x_1..T), N per row, as global state ids (-1 past the end)."""
+
+    states: Int[Tensor, "B N T"]
+
+
+class TextSamples(NamedTuple):
+    """Draws of states and tokens from the model; `lengths` counts the tokens up to the stop."""
+
+    tokens: Int[Tensor, "B T"]
+    states: Int[Tensor, "B T"]
+    lengths: Int[Tensor, " B"]

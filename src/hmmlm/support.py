@@ -1,0 +1,204 @@
+"""Which states may emit which word."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from hmmlm.errors import InputError
+
+
+class StateWords(NamedTuple):
+    """The inverse map: cell i says that `states[i]` may emit `words[i]`, in slot `slots[i]` of it.
+
+    Cells are sorted by state; those of state z lie from `offsets[z]` up to `offsets[z + 1]`.
+    """
+
+    offsets: Int[Tensor, " Z+1"]
+    states: Int[Tensor, " N"]
+    words: Int[Tensor, " N"]
+    slots: Int[Tensor, " N"]
+
+
+@dataclass(frozen=True)
+class Support:
+    """The map from a word to the states that may emit it.
+
+    Words that share their states share a row: word w may be emitted by
+    `rows[row_of_word[w]]`, ids padded with -1 to the longest row. Dense supports have one row,
+    blocks one per block, uniform ones a row per word.
+    """
+
+    rows: Int[Tensor, "R K"]
+    row_of_word: Int[Tensor, " V"]
+    num_states: int
+
+    def __post_init__(self) -> None:
+        if self.rows.ndim != 2 or self.row_of_word.ndim != 1:
+            raise InputError(
+                f"Support needs rows (R, K) and row_of_word (V,), not shapes "
+                f"{tuple(self.rows.shape)} and {tuple(self.row_of_word.shape)}."
+            )
+
+    @property
+    def vocab_size(self) -> int:
+        return self.row_of_word.shape[0]
+
+    @property
+    def width(self) -> int:
+        """K, the largest number of states that one word has."""
+        return self.rows.shape[1]
+
+    @cached_property
+    def is_dense(self) -> bool:
+        """Every word may come from every state, in the order of their ids."""
+        rows = self.rows
+        return rows.shape == (1, self.num_states) and bool(
+            (rows[0] == torch.arange(self.num_states, device=rows.device)).all()
+        )
+
+    @cached_property
+    def is_partition(self) -> bool:
+        """No state is in two rows: the rows are blocks."""
+        ids = self.rows[self.rows >= 0]
+        return ids.unique().numel() == ids.numel()
+
+    def states_of(self, words: Int[Tensor, "..."]) -> Int[Tensor, "... K"]:
+        """The states that may emit each word, padded with -1."""
+        return self.rows[self.row_of_word[words]]
+
+    @cached_property
+    def state_words(self) -> StateWords:
+        """The inverse map, from a state to its words. O(V K) memory."""
+        states = self.rows[self.row_of_word]  # (V, K)
+        words, slots = (states >= 0).nonzero(as_tuple=True)
+        states = states[words, slots]
+        order = torch.sort(states, stable=True).indices
+        sizes = torch.bincount(states, minlength=self.num_states)
+        offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        return StateWords(offsets, states[order], words[order], slots[order])
+
+    def to(self, device: torch.device | str) -> "Support":
+        return Support(self.rows.to(device), self.row_of_word.to(device), self.num_states)
+
+    def validate(self) -> "Support":
+        """This support, after checking that ids are in range and unique and that none is unused."""
+        rows = self.rows
+        if rows.shape[1] == 0 or self.vocab_size == 0:
+            raise InputError("A support needs at least one word and one state per word.")
+        if rows.max() >= self.num_states or rows.min() < -1:
+            bad = int(rows.max()) if rows.max() >= self.num_states else int(rows.min())
+            raise InputError(
+                f"The support names state {bad:,} but there are {self.num_states:,} states "
+                f"(0 to {self.num_states - 1:,}); -1 is the padding."
+            )
+        if self.row_of_word.min() < 0 or self.row_of_word.max() >= rows.shape[0]:
+            raise InputError(f"row_of_word must lie between 0 and {rows.shape[0] - 1:,}.")
+        used = rows[self.row_of_word.unique()]
+        empty = (rows >= 0).sum(1)[self.row_of_word] == 0
+        if empty.any():
+            word = int(empty.nonzero()[0])
+            raise InputError(f"Word {word:,} has no state that may emit it; give it at least one.")
+        ordered = rows.sort(1).values
+        if ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any():
+            raise InputError("A word names the same state twice; name each of its states once.")
+        named = torch.bincount(used[used >= 0], minlength=self.num_states)
+        if (named == 0).any():
+            lost = (named == 0).nonzero().flatten()
+            raise InputError(
+                f"State {int(lost[0]):,} is named by no word ({lost.numel():,} such states of "
+                f"{self.num_states:,}), so it could never emit anything; remove it or name it."
+            )
+        return self
+
+    @staticmethod
+    def dense(vocab_size: int, num_states: int) -> "Support":
+        """Every word may come from every state."""
+        rows = torch.arange(num_states)[None]
+        return Support(rows, torch.zeros(vocab_size, dtype=torch.long), num_states).validate()
+
+    @staticmethod
+    def from_clusters(
+        clusters: Int[Tensor, " V"] | Sequence[int], states_per_block: int | Sequence[int]
+    ) -> "Support":
+        """Blocks: all words of cluster m share the states of block m, a range of its own.
+
+        `clusters` gives each word's cluster; `states_per_block` is one number, or one per cluster.
+        """
+        clusters = torch.as_tensor(clusters, dtype=torch.long)
+        if clusters.numel() == 0 or clusters.min() < 0:
+            raise InputError("clusters must give every word a cluster id of 0 or more.")
+        blocks = int(clusters.max()) + 1
+        sizes = [states_per_block] * blocks if isinstance(states_per_block, int) else states_per_block
+        if len(sizes) != blocks or min(sizes) < 1:
+            raise InputError(
+                f"states_per_block must be a positive number, or one for each of the {blocks:,} "
+                f"clusters; got {len(sizes):,} with smallest {min(sizes, default=0):,}."
+            )
+        rows = torch.full((blocks, max(sizes)), -1)
+        first = 0
+        for block, size in enumerate(sizes):
+            rows[block, :size] = torch.arange(first, first + size)
+            first += size
+        return Support(rows, clusters, first).validate()
+
+    @staticmethod
+    def uniform(
+        vocab_size: int, num_states: int, states_per_word: int, generator: torch.Generator
+    ) -> "Support":
+        """Each word gets `states_per_word` random states; every state is given to some word."""
+        if not 1 <= states_per_word <= num_states:
+            raise InputError(
+                f"states_per_word is {states_per_word:,} but must lie between 1 and the "
+                f"{num_states:,} states."
+            )
+        if vocab_size * states_per_word < num_states:
+            raise InputError(
+                f"{vocab_size:,} words with {states_per_word:,} states each can name at most "
+                f"{vocab_size * states_per_word:,} of {num_states:,} states; use fewer states or "
+                f"more per word."
+            )
+        draws = [
+            torch.randperm(num_states, generator=generator)[:states_per_word]
+            for _ in range(vocab_size)
+        ]
+        rows = torch.stack(draws)
+        named = torch.bincount(rows.flatten(), minlength=num_states)
+        for state in (named == 0).nonzero().flatten().tolist():
+            # Takes the place of a state that other words name too, so that none becomes unnamed;
+            # this word cannot already hold `state`, which nobody names.
+            places = (named[rows] > 1).nonzero()
+            word, slot = places[int(torch.randint(len(places), (1,), generator=generator))].tolist()
+            named[rows[word, slot]] -= 1
+            rows[word, slot] = state
+            named[state] += 1
+        rows = rows.sort(1).values
+        return Support(rows, torch.arange(vocab_size), num_states).validate()
+
+    @staticmethod
+    def ragged(states: Sequence[Sequence[int]], num_states: int) -> "Support":
+        """The states of each word, listed; words with the same list share a row."""
+        index: dict[tuple[int, ...], int] = {}
+        row_of_word = [index.setdefault(tuple(row), len(index)) for row in states]
+        width = max((len(row) for row in index), default=0)
+        rows = torch.full((len(index), width), -1)
+        for row, place in index.items():
+            rows[place, : len(row)] = torch.tensor(row, dtype=torch.long)
+        return Support(rows, torch.tensor(row_of_word, dtype=torch.long), num_states).validate()
+
+    def restrict(self, states: Int[Tensor, " S"]) -> "Support":
+        """The support on a subset of states, renumbered in the order given; not validated.
+
+        A word that loses all of its states has a row of -1.
+        """
+        renumber = torch.full((self.num_states + 1,), -1, device=self.rows.device)
+        renumber[states] = torch.arange(len(states), device=self.rows.device)
+        rows = renumber[self.rows]  # -1 reads the last cell, which stays -1
+        order = torch.sort((rows < 0).to(torch.uint8), dim=1, stable=True).indices
+        rows = rows.gather(1, order)
+        width = max(1, int((rows >= 0).sum(1).max()))
+        return Support(rows[:, :width].contiguous(), self.row_of_word, len(states))

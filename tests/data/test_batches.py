@@ -1,0 +1,225 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hmmlm.data.batches import Packed, Streams, Windows
+from hmmlm.data.shards import TokenArray
+from hmmlm.errors import InputError
+
+EOS = 1
+KINDS = [Streams, Windows, Packed]
+
+
+def array(num_tokens, *, eos_every=7):
+    """Distinct ids but for <eos>, so that each token can be told from every other."""
+    ids = np.arange(num_tokens) + 10
+    ids[eos_every - 1 :: eos_every] = EOS
+    return TokenArray.from_ids(ids, eos_id=EOS)
+
+
+def rows(batch):
+    """The tokens of each row, up to its length."""
+    return [row[:n].tolist() for row, n in zip(batch.tokens, batch.lengths.tolist(), strict=True)]
+
+
+def pieces(batch):
+    """The tokens of each row cut at its restarts."""
+    found = []
+    for row, flags in zip(rows(batch), batch.restart.tolist(), strict=True):
+        for token, restart in zip(row, flags, strict=False):
+            if restart:
+                found.append([])
+            found[-1].append(token)
+    return found
+
+
+def same(left, right):
+    return left.num_tokens == right.num_tokens and all(
+        torch.equal(a, b) for a, b in zip(left[:3], right[:3], strict=True)
+    )
+
+
+sizes = {"n": st.integers(1, 120), "b": st.integers(1, 9), "t": st.integers(1, 13)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(**sizes)
+def test_every_token_comes_once_an_epoch(kind, n, b, t):
+    tokens = array(n)
+    batches = kind(tokens, b, t)
+    for _ in range(2):
+        seen = []
+        count = 0
+        for batch in batches:
+            count += 1
+            assert batch.tokens.dtype == batch.lengths.dtype == torch.int64
+            assert batch.restart.dtype == torch.bool
+            assert batch.tokens.shape == batch.restart.shape
+            assert batch.tokens.shape[0] == len(batch.lengths) <= b
+            assert batch.tokens.shape[1] <= t
+            assert batch.lengths.min() >= 1 and batch.lengths.max() <= batch.tokens.shape[1]
+            assert batch.num_tokens == int(batch.lengths.sum())
+            beyond = torch.arange(batch.tokens.shape[1]) >= batch.lengths[:, None]
+            assert not batch.tokens[beyond].any() and not batch.restart[beyond].any()
+            seen += [token for row in rows(batch) for token in row]
+        assert count == batches.num_batches
+        assert sorted(seen) == sorted(tokens[:].tolist())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40)
+@given(**sizes, steps=st.integers(0, 60))
+def test_restored_position_gives_the_same_batches(kind, n, b, t, steps):
+    def endless(batches):
+        while True:
+            yield from batches
+
+    first = kind(array(n), b, t)
+    stream = endless(first)
+    for _ in range(steps):
+        next(stream)
+    saved = json.loads(json.dumps(first.position))
+    second = kind(array(n), b, t)
+    second.position = saved
+    assert second.position == saved
+    for _, ours, theirs in zip(range(20), endless(second), stream, strict=False):
+        assert same(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_position_names_the_next_batch_and_the_end_of_an_epoch(kind):
+    batches = kind(array(40), 2, 5)
+    assert batches.position == {"epoch": 0, "batch": 0}
+    for index, _ in enumerate(batches, 1):
+        assert batches.position == {"epoch": 0, "batch": index}
+    assert batches.position == {"epoch": 1, "batch": 0}
+    batches.position = {"epoch": 3, "batch": batches.num_batches}
+    assert list(batches) == []
+    assert batches.position == {"epoch": 4, "batch": 0}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_impossible_positions_are_refused(kind):
+    batches = kind(array(40), 2, 5)
+    with pytest.raises(
+        InputError,
+        match=rf"^the position is batch 99 of epoch 0 but an epoch has {batches.num_batches} batch"
+        r"es here; resume with the same text, batch size and length\.$",
+    ):
+        batches.position = {"epoch": 0, "batch": 99}
+    for position in ({"epoch": -1, "batch": 0}, {"epoch": 0, "batch": -1}):
+        with pytest.raises(InputError, match=r"^the position is batch"):
+            batches.position = position
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_impossible_sizes_are_refused(kind):
+    with pytest.raises(InputError, match=r"^batch_size is 0 but must be at least 1\.$"):
+        kind(array(9), 0, 5)
+    with pytest.raises(InputError, match=r"^length is -1 but must be at least 1\.$"):
+        kind(array(9), 2, -1)
+    with pytest.raises(InputError, match=r"^there are no tokens to make batches of; give some te"):
+        kind(TokenArray.from_ids([], eos_id=EOS), 2, 5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_shorter_than_a_batch_is_a_smaller_batch(kind):
+    (batch,) = kind(array(3, eos_every=9), 8, 8)
+    assert batch.num_tokens == 3
+
+
+@given(**sizes)
+def test_streams_go_on_from_batch_to_batch(n, b, t):
+    streams = Streams(array(n), b, t)
+    texts = [[] for _ in range(min(b, n))]
+    for index, batch in enumerate(streams):
+        expected = torch.zeros_like(batch.restart)
+        expected[:, 0] = index == 0
+        assert torch.equal(batch.restart, expected)
+        for text, row in zip(texts, rows(batch), strict=False):
+            text += row
+    assert [token for text in texts for token in text] == array(n)[:].tolist()
+    assert max(map(len, texts)) - min(map(len, texts)) <= 1
+
+
+def test_streams_drop_rows_that_are_over():
+    *_, last = Streams(array(3 * 4 + 1), 3, 4)
+    assert rows(last) == [[14]]
+
+
+@given(**sizes)
+def test_windows_start_cold_every_length_tokens(n, b, t):
+    found = [row for batch in Windows(array(n), b, t) for row in rows(batch)]
+    text = array(n)[:].tolist()
+    assert found == [text[i : i + t] for i in range(0, n, t)]
+    for batch in Windows(array(n), b, t):
+        assert batch.restart[:, 0].all() and not batch.restart[:, 1:].any()
+
+
+def sentences(ids, length):
+    found = [[]]
+    for token in ids:
+        if len(found[-1]) == length or (found[-1] and found[-1][-1] == EOS):
+            found.append([])
+        found[-1].append(token)
+    return found
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=40), st.integers(1, 5), st.integers(1, 20))
+def test_packed_rows_hold_whole_sentences(words, batch_size, length):
+    ids, token = [], 10
+    for count in words:
+        ids += [*range(token, token + count), EOS]
+        token += count
+    packed = Packed(TokenArray.from_ids(ids, eos_id=EOS), batch_size, length, seed=3)
+    found = [piece for batch in packed for piece in pieces(batch)]
+    assert sorted(found) == sorted(sentences(ids, length))
+    assert packed.fill == pytest.approx(len(ids) / (packed.num_rows * length))
+
+
+def test_packed_is_drawn_anew_each_epoch_and_from_its_seed():
+    def text(batches):
+        return [row for batch in batches for row in rows(batch)]
+
+    tokens = array(700)
+    packed = Packed(tokens, 4, 20, seed=1)
+    first, second = text(packed), text(packed)
+    assert first != second
+    assert text(Packed(tokens, 4, 20, seed=1)) == first
+    assert text(Packed(tokens, 4, 20, seed=2)) != first
+    still = Packed(tokens, 4, 20, seed=1, shuffle=False)
+    assert text(still) == text(still)
+
+
+def test_packed_epochs_mix_sentences_of_one_length():
+    packed = Packed(array(700), 4, 21, seed=1)
+    rows_by_epoch = [{frozenset(row) for batch in packed for row in rows(batch)} for _ in range(2)]
+    assert len(rows_by_epoch[0] & rows_by_epoch[1]) < len(rows_by_epoch[0]) / 4
+
+
+def test_packed_rows_are_nearly_full():
+    random = np.random.default_rng(0)
+    lengths = np.clip(random.lognormal(3.0, 0.6, size=5000), 2, 90).astype(int)
+    ids = np.concatenate([[*([5] * (n - 1)), EOS] for n in lengths])
+    packed = Packed(TokenArray.from_ids(ids, eos_id=EOS), 16, 64)
+    assert packed.fill > 0.97
+    # One more sentence never fits: two rows are never both half empty.
+    room = [64 - len(row) for batch in packed for row in rows(batch)]
+    assert sum(space >= 32 for space in room) <= 1
+
+
+def test_packed_without_a_last_eos_keeps_the_rest():
+    packed = Packed(TokenArray.from_ids([5, EOS, 6, 7], eos_id=EOS), 2, 4, shuffle=False)
+    (batch,) = packed
+    assert sorted(pieces(batch)) == [[5, EOS], [6, 7]]
+
+
+def test_packed_rows_are_not_in_the_order_of_packing():
+    ids = [token for n in range(1, 60) for token in [*([5] * (n % 20)), EOS]]
+    packed = Packed(TokenArray.from_ids(ids, eos_id=EOS), 1, 20)
+    longest = [max(map(len, pieces(batch))) for batch in packed]
+    assert longest != sorted(longest, reverse=True)

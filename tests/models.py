@@ -1,0 +1,54 @@
+"""Small random models of every kind."""
+
+import torch
+from torch import Tensor
+
+from hmmlm.hmm import HMM, log_sum_by_state
+from hmmlm.support import Support
+from hmmlm.transitions import Dense, Factored
+
+SUPPORTS = ("dense", "blocks", "uneven", "uniform", "ragged", "one")
+TRANSITIONS = ("dense", "factored")
+
+
+def make_support(kind: str) -> Support:
+    generator = torch.Generator().manual_seed(3)
+    if kind == "dense":
+        return Support.dense(5, 3)
+    if kind == "blocks":
+        return Support.from_clusters([0, 1, 1, 0, 1], 2)
+    if kind == "uneven":
+        return Support.from_clusters([0, 1, 1, 0, 1], [1, 3])
+    if kind == "uniform":
+        return Support.uniform(5, 4, 2, generator)
+    if kind == "ragged":
+        return Support.ragged([[0, 1, 2], [2], [3, 0], [2], [1, 3]], 4)
+    assert kind == "one"
+    return Support.from_clusters([0, 1, 2, 2, 1], 1)
+
+
+def make_hmm(
+    support: str | Support = "dense",
+    transitions: str = "dense",
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    scale: float = 1.5,
+) -> HMM:
+    """Random tables on a support."""
+    support = make_support(support) if isinstance(support, str) else support
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(*size: int) -> Tensor:
+        return torch.randn(*size, generator=generator, dtype=torch.float64) * scale
+
+    states = support.num_states
+    if transitions == "dense":
+        table = Dense(torch.log_softmax(noise(states, states), -1))
+    else:
+        table = Factored.normalise(noise(states, 2), noise(states, 2))
+    ids = support.rows[support.row_of_word]
+    logits = noise(support.vocab_size, support.width).masked_fill(ids < 0, -torch.inf)
+    norm = log_sum_by_state(logits, support)
+    emit = torch.where(ids >= 0, logits - norm[ids.clamp(min=0)], -torch.inf)
+    return HMM(torch.log_softmax(noise(states), 0), table, emit, support).validate().to(dtype=dtype)

@@ -1,0 +1,334 @@
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hmmlm.data.batches import Batch, Packed
+from hmmlm.data.shards import TokenArray
+from hmmlm.errors import InputError
+from hmmlm.evaluate import HmmLM, evaluate
+from hmmlm.hmm import HMM
+from hmmlm.params.scalar import Scalar
+from hmmlm.support import Support
+from hmmlm.train.loop import Batches, Progress, TrainSettings, learning_rate, loss, train
+from hmmlm.transitions import Dense, Factored
+
+EOS = 0
+
+
+def scalar(support: Support, seed: int = 0, dtype: torch.dtype = torch.float64) -> Scalar:
+    return Scalar(support, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+def row_batch(rows: list[list[int]]) -> Batch:
+    lengths = torch.tensor([len(row) for row in rows])
+    tokens = torch.zeros(len(rows), int(lengths.max()), dtype=torch.long)
+    for place, row in enumerate(rows):
+        tokens[place, : len(row)] = torch.tensor(row)
+    restart = torch.zeros_like(tokens, dtype=torch.bool)
+    restart[:, 0] = True
+    restart[:, 1:] = tokens[:, :-1] == EOS
+    return Batch(tokens, lengths, restart, int(lengths.sum()))
+
+
+def planted() -> HMM:
+    """Three states in a ring, each with two words of its own; any may end the sentence."""
+    near = torch.tensor([[0.1, 0.8, 0.1], [0.1, 0.1, 0.8], [0.8, 0.1, 0.1]])
+    words = [0.14, 0.41, 0.41, 0.01, 0.01, 0.01, 0.01]
+    emit = torch.tensor([words[:1] + (words[1:] * 2)[6 - s : 12 - s] for s in (0, 2, 4)])
+    return HMM.from_tables(torch.tensor([0.8, 0.1, 0.1]).log(), near.log(), emit.log())
+
+
+def sentences(hmm: HMM, number: int, seed: int) -> list[list[int]]:
+    """Ancestral samples, each ending in <eos>."""
+    generator = torch.Generator().manual_seed(seed)
+    init, trans, emit = hmm.log_init.exp(), hmm.fields()[1].exp(), hmm.log_emit.exp().T
+
+    def draw(probs: Tensor) -> int:
+        return int(torch.multinomial(probs, 1, generator=generator))
+
+    texts = []
+    for _ in range(number):
+        state, text = draw(init), []
+        while not text or text[-1] != EOS:
+            text.append(draw(emit[state]))
+            state = draw(trans[state])
+        texts.append(text)
+    return texts
+
+
+class Fixed(list[Batch]):
+    """The same batches every epoch."""
+
+    @property
+    def num_batches(self) -> int:
+        return len(self)
+
+
+def packed(texts: list[list[int]], rows: int = 8, width: int = 30) -> Fixed:
+    filled: list[list[int]] = [[]]
+    for text in texts:
+        if filled[-1] and len(filled[-1]) + len(text) > width:
+            filled.append([])
+        filled[-1].extend(text)
+    return Fixed(row_batch(filled[i : i + rows]) for i in range(0, len(filled), rows))
+
+
+def two_batches() -> Fixed:
+    return Fixed(packed(sentences(planted(), 40, seed=0), rows=4)[:2])
+
+
+def nats_by_enumeration(hmm: HMM, tokens: Tensor, lengths: Tensor, reset_id: int | None) -> Tensor:
+    """-log p of the rows by summing over every path; differentiable in the tables."""
+    sources = hmm.num_states
+    trans = hmm.transitions.rows(0, sources)
+    ids = hmm.support.rows[hmm.support.row_of_word]
+    total = hmm.log_init.new_zeros(())
+    for row, length in zip(tokens.tolist(), lengths.tolist(), strict=True):
+        paths = []
+        for path in itertools.product(range(sources), repeat=length):
+            terms = []
+            for t, (state, word) in enumerate(zip(path, row, strict=False)):
+                slot = (ids[word] == state).nonzero().flatten().tolist()
+                if not slot:
+                    break
+                fresh = t == 0 or row[t - 1] == reset_id
+                terms.append(hmm.log_init[state] if fresh else trans[path[t - 1], state])
+                terms.append(hmm.log_emit[word, slot[0]])
+            else:
+                paths.append(sum(terms))
+        total = total - torch.logsumexp(torch.stack(paths), 0)
+    return total
+
+
+def run(model: nn.Module, batches: Batches, **settings) -> list[Progress]:
+    return list(train(model, batches, settings=TrainSettings(**settings), reset_id=EOS))
+
+
+@pytest.mark.parametrize("reset_id", [None, EOS])
+@pytest.mark.parametrize(
+    "support",
+    [Support.dense(4, 3), Support.ragged([[0, 1, 2], [1], [2, 0], [0, 1]], 3)],
+    ids=["dense", "ragged"],
+)
+def test_the_gradient_is_that_of_the_sum_over_all_paths(support, reset_id):
+    batch = row_batch([[1, 0, 2, 3], [3], [2, 2, 0]])
+    ours, truth = scalar(support), scalar(support)
+    value = loss(ours(), batch.tokens, lengths=batch.lengths, reset_id=reset_id)
+    value.backward()
+    expected = nats_by_enumeration(truth(), batch.tokens, batch.lengths, reset_id) / 8
+    expected.backward()
+    assert float(value.detach()) == pytest.approx(float(expected.detach()), abs=1e-12)
+    for (name, mine), theirs in zip(ours.named_parameters(), truth.parameters(), strict=True):
+        assert mine.grad is not None and theirs.grad is not None
+        assert torch.allclose(mine.grad, theirs.grad, atol=1e-12, rtol=0), name
+
+
+def test_the_gradient_through_factored_transitions():
+    generator = torch.Generator().manual_seed(0)
+    factors = [torch.randn(3, 2, generator=generator, dtype=torch.float64) for _ in range(2)]
+    tables = scalar(Support.dense(4, 3))().detach()
+    batch = row_batch([[1, 0, 2, 3], [3, 1]])
+
+    def gradients(value_of) -> list[Tensor]:
+        leaves = [f.clone().requires_grad_() for f in factors]
+        hmm = HMM(tables.log_init, Factored.normalise(*leaves), tables.log_emit, tables.support)
+        value_of(hmm).backward()
+        return [leaf.grad for leaf in leaves if leaf.grad is not None]
+
+    ours = gradients(lambda hmm: loss(hmm, batch.tokens, lengths=batch.lengths, reset_id=EOS))
+    truth = gradients(lambda h: nats_by_enumeration(h, batch.tokens, batch.lengths, EOS) / 6)
+    assert len(ours) == len(truth) == 2
+    for mine, theirs in zip(ours, truth, strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-12, rtol=0)
+
+
+def test_the_loss_scales_and_adds_like_any_tensor():
+    model, batch = scalar(Support.dense(4, 3)), row_batch([[1, 2, 0]])
+    once = torch.autograd.grad(loss(model(), batch.tokens), list(model.parameters()))
+    thrice = torch.autograd.grad(3 * loss(model(), batch.tokens) + 1, list(model.parameters()))
+    for one, three in zip(once, thrice, strict=True):
+        assert torch.allclose(3 * one, three, atol=1e-14, rtol=0)
+
+
+def test_impossible_cells_get_no_gradient_and_no_nan():
+    log_trans = torch.tensor([[0.0, -torch.inf], [0.5, 0.5]], dtype=torch.float64)
+    log_trans = torch.cat([log_trans[:1], log_trans[1:].log()]).requires_grad_()
+    hmm = HMM(
+        torch.tensor([0.5, 0.5], dtype=torch.float64).log(),
+        Dense(log_trans),
+        torch.full((2, 2), 0.5, dtype=torch.float64).log(),
+        Support.dense(2, 2),
+    )
+    loss(hmm, torch.tensor([[0, 1, 0]])).backward()
+    assert log_trans.grad is not None and log_trans.grad.isfinite().all()
+    assert log_trans.grad[0, 1] == 0 and log_trans.grad[0, 0] < 0
+
+
+def test_a_planted_hmm_is_recovered():
+    truth = planted()
+    batches = packed(sentences(truth, 600, seed=0))
+    held_out = torch.tensor([t for text in sentences(truth, 300, seed=1) for t in text])
+
+    def nats(hmm: HMM) -> float:
+        result = evaluate(HmmLM(hmm), held_out, mode="sentence", eos_id=EOS)
+        return result.nats / result.tokens
+
+    model = scalar(Support.dense(7, 3), seed=1, dtype=torch.float32)
+    before, true = nats(model()), nats(truth)
+    assert before > true + 0.3
+    steps = run(model, batches, epochs=12, learning_rate=0.1, weight_decay=0.0)
+    assert nats(model()) < true + 0.015
+    assert steps[-1].loss < steps[0].loss - 0.3
+    # Without the order of the words nothing under the entropy of single words can be reached.
+    counts = torch.bincount(held_out).double() / len(held_out)
+    assert nats(model()) < float(-(counts * counts.log()).sum()) - 0.1
+
+
+def test_the_same_seeds_give_the_same_numbers():
+    tokens = [t for text in sentences(planted(), 100, seed=0) for t in text]
+
+    def losses(seed: int) -> list[float]:
+        batches = Packed(TokenArray.from_ids(tokens, eos_id=EOS), 4, 30, seed=seed)
+        return [s.loss for s in run(scalar(Support.dense(7, 3)), batches, epochs=2)]
+
+    assert losses(0) == losses(0)
+    assert losses(0) != losses(1)
+
+
+def test_progress_counts_steps_epochs_and_tokens():
+    batches = two_batches()
+    model = scalar(Support.dense(7, 3))
+    values = iter([3.0, 2.0])
+    steps = list(
+        train(
+            model,
+            batches,
+            settings=TrainSettings(epochs=2),
+            reset_id=EOS,
+            evaluate=lambda hmm: next(values),
+        )
+    )
+    each = 2
+    assert [s.step for s in steps] == list(range(1, 2 * each + 1))
+    assert {s.steps for s in steps} == {2 * each}
+    assert [s.epoch for s in steps] == [1] * each + [2] * each
+    assert [s.val for s in steps] == ([None] * (each - 1) + [3.0]) + ([None] * (each - 1) + [2.0])
+    assert steps[-1].tokens == 2 * sum(batch.num_tokens for batch in batches)
+    assert all(s.tokens_per_second > 0 for s in steps)
+    assert steps[0].perplexity == pytest.approx(math.exp(steps[0].loss))
+
+
+def _values(model: nn.Module) -> list[Tensor]:
+    return [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize(("values", "best"), [([3.0, 1.0, 2.0], 1), ([1.0, 2.0, 3.0], 0)])
+def test_the_best_weights_on_validation_are_restored(values, best):
+    model, batches = scalar(Support.dense(7, 3)), packed(sentences(planted(), 20, seed=0))
+    seen: list[list[Tensor]] = []
+
+    def judge(hmm: HMM) -> float:
+        assert not hmm.log_init.requires_grad
+        seen.append(_values(model))
+        return values[len(seen) - 1]
+
+    for _ in train(model, batches, settings=TrainSettings(epochs=3), evaluate=judge):
+        pass
+    assert len(seen) == 3 and not torch.equal(seen[0][0], seen[2][0])
+    assert all(torch.equal(a, b) for a, b in zip(_values(model), seen[best], strict=True))
+
+
+@pytest.mark.parametrize("stop_after", [1, 3])
+def test_leaving_early_keeps_the_best_weights_if_there_are_any(stop_after):
+    model, batches = scalar(Support.dense(7, 3)), two_batches()
+    at_epoch: list[list[Tensor]] = []
+
+    def judge(hmm: HMM) -> float:
+        at_epoch.append(_values(model))
+        return 1.0
+
+    steps = train(model, batches, settings=TrainSettings(epochs=3), evaluate=judge)
+    for _ in range(stop_after):
+        next(steps)
+    current = _values(model)
+    steps.close()
+    expected = at_epoch[0] if at_epoch else current
+    assert bool(at_epoch) == (stop_after == 3)
+    assert all(torch.equal(a, b) for a, b in zip(_values(model), expected, strict=True))
+
+
+class _Breaks(nn.Module):
+    """A model whose tables become NaN at its n-th call."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.inner, self.at, self.calls = scalar(Support.dense(7, 3)), at, 0
+
+    def forward(self) -> HMM:
+        self.calls += 1
+        hmm = self.inner()
+        broken = hmm.log_init * (math.nan if self.calls == self.at else 1.0)
+        return HMM(broken, hmm.transitions, hmm.log_emit, hmm.support)
+
+
+@pytest.mark.parametrize(("at", "kept"), [(1, 0), (4, 2)])
+def test_nan_stops_with_the_last_good_weights(at, kept):
+    model, batches = _Breaks(at), two_batches()
+    settings = TrainSettings(epochs=3, learning_rate=0.25, warmup_steps=0)
+    rate = learning_rate(settings, at, 6)
+    weights = [_values(model)]
+    message = f"stopped at step {at} with learning rate {rate:.3g}: .* those of step {kept};"
+    with pytest.raises(InputError, match=message):
+        for _ in train(model, batches, settings=settings, reset_id=EOS):
+            weights.append(_values(model))
+    assert len(weights) == at
+    assert all(torch.equal(a, b) for a, b in zip(_values(model), weights[kept], strict=True))
+
+
+def test_the_learning_rate_warms_up_and_falls_as_a_cosine():
+    settings = TrainSettings(learning_rate=0.2, warmup_steps=4)
+    rates = [learning_rate(settings, step, 100) for step in range(1, 101)]
+    assert rates[0] == pytest.approx(0.05)
+    assert rates[1] == pytest.approx(0.1, rel=1e-2)
+    assert max(rates) == pytest.approx(0.2, rel=1e-2) and rates.index(max(rates)) == 3
+    assert rates[50] == pytest.approx(0.1)
+    assert 0 < rates[-1] < 1e-3
+    flat = TrainSettings(learning_rate=0.2, warmup_steps=0)
+    assert learning_rate(flat, 1, 100) == 0.2
+
+
+def test_clipping_bounds_what_the_optimiser_sees(monkeypatch):
+    model, batches = scalar(Support.dense(7, 3)), packed(sentences(planted(), 20, seed=0))
+    norms = []
+    plain = torch.optim.AdamW.step
+
+    def step(self, *given):
+        norms.append(torch.stack([p.grad.norm() for p in model.parameters()]).norm().item())
+        return plain(self, *given)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    run(model, batches, epochs=2, clip=1e-3)
+    assert norms and max(norms) == pytest.approx(1e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"epochs": 0}, "epochs is 0 but must be at least 1"),
+        ({"weight_decay": -0.1}, "weight_decay is -0.1 but must be at least 0"),
+        ({"warmup_steps": -1}, "warmup_steps is -1 but must be at least 0"),
+        ({"learning_rate": 0.0}, "learning_rate is 0.0 but must be more than 0"),
+        ({"clip": math.nan}, "clip is nan but must be more than 0"),
+    ],
+)
+def test_bad_settings_are_refused(given, message):
+    with pytest.raises(InputError, match=message):
+        TrainSettings(**given)
+
+
+def test_no_batches_are_refused():
+    with pytest.raises(InputError, match="no batches to train on"):
+        run(scalar(Support.dense(7, 3)), Fixed())
