@@ -5,6 +5,7 @@ import io
 import lzma
 import os
 import re
+import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 from hmmlm.errors import InputError
 
+STDIN = Path("-")
 EMPTY_LINES = ("refuse", "keep", "skip")
 
 SPLITS = ("train", "valid", "test")
@@ -38,12 +40,14 @@ class TextSplits(NamedTuple):
 def read_lines(path: str | os.PathLike[str], *, empty_lines: str = "refuse") -> Iterator[str]:
     """The lines of a UTF-8 text file (also `.xz` and `.gz`), one at a time.
 
-    A line ends at \\n or \\r\\n. One that has only whitespace is empty: refused, kept as "" (a
+    "-" is standard input. A line ends at \\n or \\r\\n. One that has only whitespace is empty: refused, kept as "" (a
     sentence of only `<eos>`), or skipped. Memory: one line.
     """
     path = Path(path)
     if empty_lines not in EMPTY_LINES:
         raise InputError(f"empty_lines is {empty_lines!r} but must be refuse, keep or skip.")
+    if path == STDIN:
+        return _lines(path, empty_lines)
     if path.is_dir():
         raise InputError(f"{path} is a folder but must be a text file.")
     try:
@@ -92,6 +96,9 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
 
 
 def _open(path: Path) -> io.BufferedIOBase:
+    if path == STDIN:
+        # Closing this one leaves standard input itself open.
+        return open(sys.stdin.fileno(), "rb", closefd=False)
     if path.suffix == ".xz":
         return lzma.open(path, "rb")
     if path.suffix == ".gz":

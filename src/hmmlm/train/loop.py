@@ -20,8 +20,8 @@ from hmmlm.inference import counts
 class TrainSettings:
     """How to train. The learning rate rises over `warmup_steps`, then falls to zero as a cosine."""
 
-    epochs: int = 15
-    learning_rate: float = 0.3
+    epochs: int = 10
+    learning_rate: float = 0.5
     weight_decay: float = 0.03
     clip: float = 5.0
     warmup_steps: int = 20

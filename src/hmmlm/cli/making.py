@@ -1,0 +1,175 @@
+"""Commands that make things: a corpus out of text, a model out of a corpus."""
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hmmlm.cli.output import Device, Json, console, pick_device, print_json, progress_bar
+from hmmlm.errors import InputError
+from hmmlm.storage import refuse_existing
+
+
+def prepare(
+    text: Annotated[
+        Path, typer.Argument(help="A text file, one sentence or document per line, or a folder.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="The folder to write; by default NAME.corpus here.")
+    ] = None,
+    valid: Annotated[Path | None, typer.Option(help="A text file for validation.")] = None,
+    test: Annotated[Path | None, typer.Option(help="A text file for testing.")] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="A tokenizer.json or SentencePiece .model; by default words."),
+    ] = None,
+    eos: Annotated[
+        str | None, typer.Option(help="The tokenizer's token that ends a line.")
+    ] = None,
+    min_count: Annotated[int, typer.Option(help="Rarer words become <unk>.")] = 1,
+    max_size: Annotated[
+        int | None, typer.Option(help="Most words in the vocabulary, <unk> and <eos> included.")
+    ] = None,
+    empty_lines: Annotated[
+        str | None, typer.Option(help="What an empty line means: refuse, keep or skip.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Turn text into a corpus: numbered tokens in files that are read in place.
+
+    A folder may be PTB, WikiText, or any with train.txt, valid.txt and test.txt (also .xz, .gz).
+    """
+    from hmmlm.data.corpus import find_splits
+    from hmmlm.data.shards import write_corpus
+    from hmmlm.data.tokenizer import Tokenizer
+
+    splits = find_splits(text)
+    for name, path in (("valid", valid), ("test", test)):
+        if path is not None:
+            splits.files[name] = (path,)
+    name = text.absolute().name.split(".")[0]
+    out = refuse_existing(Path(f"{name}.corpus") if out is None else out)
+    if tokenizer is not None and (min_count, max_size) != (1, None):
+        raise InputError(
+            "--min-count and --max-size make a vocabulary of words; they do not go with --tokenizer."
+        )
+    if tokenizer is not None:
+        words = Tokenizer.load(tokenizer, eos)
+    else:
+        with progress_bar("Counting words", None):
+            lines = splits.read("train", empty_lines=empty_lines)
+            words = Tokenizer.words(lines, min_count=min_count, max_size=max_size)
+    readers = {split: splits.read(split, empty_lines=empty_lines) for split in splits.files}
+    with progress_bar("Encoding", None) as bar:
+
+        def report(split: str, tokens: int) -> None:
+            bar.update(bar.task_ids[0], details=f"{split} {tokens:,} tokens")
+
+        result = write_corpus(out, words, readers, progress=report)
+    for split, counts in result["splits"].items():
+        unknown = counts["unknown"] / counts["tokens"]
+        console.print(
+            f"{split:>6}  {counts['tokens']:>13,} tokens  {counts['sentences']:>11,} lines  "
+            f"{unknown:.2%} <unk>"
+        )
+    console.print(f"vocabulary of {result['vocab']:,}; written to {out}")
+    if json:
+        print_json({**result, "folder": str(out)})
+
+
+def train(
+    corpus: Annotated[Path, typer.Argument(help="A corpus folder, made by prepare.")],
+    out: Annotated[Path, typer.Option(help="The model folder to write.")],
+    states: Annotated[int, typer.Option(help="Number of hidden states.")] = 64,
+    epochs: Annotated[int, typer.Option(help="Passes over the training text.")] = 15,
+    learning_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 0.3,
+    batch_size: Annotated[int, typer.Option(help="Rows of packed sentences per step.")] = 16,
+    length: Annotated[int, typer.Option(help="Tokens in a row.")] = 128,
+    seed: Annotated[int, typer.Option(help="Seed of the start and of the order of sentences.")] = 0,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Train a model on a corpus and write its folder.
+
+    If the corpus has a valid split, the model that was best on it is kept.
+    """
+    from hmmlm.data.shards import Corpus
+
+    refuse_existing(out)
+    opened = Corpus.open(corpus)
+    place = pick_device(device)
+    result = fit(
+        opened,
+        out,
+        {
+            "states": states,
+            "epochs": epochs,
+            "learning_rate": learning_rate,
+            "batch_size": batch_size,
+            "length": length,
+            "seed": seed,
+        },
+        device=place,
+    )
+    best = "" if result["val"] is None else f", validation perplexity {result['val']:.2f}"
+    console.print(f"{result['steps']:,} steps in {result['seconds']:.1f} s{best}; wrote {out}")
+    if json:
+        print_json(result)
+
+
+def fit(corpus: Any, out: Path, settings: dict[str, Any], *, device: str) -> dict[str, Any]:
+    """Trains a scalar HMM on an opened corpus with a progress bar, and writes the model."""
+    import torch
+
+    from hmmlm.baselines.ngram import Unigram
+    from hmmlm.data.batches import Packed
+    from hmmlm.evaluate import HmmLM, evaluate
+    from hmmlm.hmm import HMM
+    from hmmlm.model import Model
+    from hmmlm.params.scalar import Scalar
+    from hmmlm.support import Support
+    from hmmlm.train.loop import TrainSettings
+    from hmmlm.train.loop import train as train_loop
+
+    tokens, words = corpus.split("train"), corpus.tokenizer
+    if settings["states"] < 1:
+        raise InputError(f"--states is {settings['states']} but must be at least 1.")
+    generator = torch.Generator().manual_seed(settings["seed"])
+    unigram = Unigram(tokens, words.vocab_size)
+    parameters = Scalar(
+        Support.dense(words.vocab_size, settings["states"]),
+        word_probs=unigram.log_probs.exp().float(),
+        generator=generator,
+    ).to(device)
+    batches = Packed(tokens, settings["batch_size"], settings["length"], seed=settings["seed"])
+    how = TrainSettings(epochs=settings["epochs"], learning_rate=settings["learning_rate"])
+
+    def validate(hmm: HMM) -> float:
+        held_out = corpus.split("valid")
+        result = evaluate(
+            HmmLM(hmm), held_out, mode="sentence", eos_id=words.eos_id, device=device
+        )
+        return result.perplexity
+
+    began, metrics, best = time.perf_counter(), [], None
+    steps = how.epochs * batches.num_batches
+    with progress_bar("Training", steps) as bar:
+        for step in train_loop(
+            parameters,
+            batches,
+            settings=how,
+            reset_id=words.eos_id,
+            evaluate=validate if "valid" in corpus.splits else None,
+        ):
+            metrics.append(step._asdict())
+            if step.val is not None and (best is None or step.val < best):
+                best = step.val
+            details = f"perplexity {step.perplexity:.1f}, {step.tokens_per_second:,.0f} tokens/s"
+            details += "" if best is None else f", best validation {best:.2f}"
+            bar.update(bar.task_ids[0], completed=step.step, details=details)
+    seconds = time.perf_counter() - began
+    with torch.no_grad():
+        model = Model(parameters().to("cpu"), words, {"training": {**settings, "device": device}})
+    model.save(out, metrics=metrics)
+    return {"folder": str(out), "steps": steps, "seconds": round(seconds, 3), "val": best}
