@@ -162,8 +162,8 @@ class Chain:
 
 def check_tokens(
     vocab_size: int,
-    tokens: Int[Tensor, "B T"],
-    lengths: Int[Tensor, " B"] | None,
+    tokens: Tensor,
+    lengths: Tensor | None,
     reset_id: int | None = None,
 ) -> tuple[Int[Tensor, "B T"], Int[Tensor, " B"]]:
     """The tokens and their lengths as int64, after checking both."""

@@ -21,8 +21,8 @@ class TrainSettings:
     """How to train. The learning rate rises over `warmup_steps`, then falls to zero as a cosine."""
 
     epochs: int = 10
-    learning_rate: float = 0.5
-    weight_decay: float = 0.03
+    learning_rate: float = 0.7
+    weight_decay: float = 0.04
     clip: float = 5.0
     warmup_steps: int = 20
 
@@ -161,7 +161,7 @@ def train(
                     with torch.no_grad():
                         val = evaluate(model())
                     restore = True
-                if val is None or val < best:
+                if kept_step == 0 or val is None or val < best:
                     kept, kept_step, best = _copy(model), step, best if val is None else val
             yield Progress(
                 step,

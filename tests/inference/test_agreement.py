@@ -1,0 +1,252 @@
+"""Every implementation against the reference: sizes, types, underflow, and an outside library."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from models import make_hmm
+
+from hmmlm import inference
+from hmmlm.hmm import HMM
+from hmmlm.inference import chain as chain_module
+from hmmlm.inference import recursion, smoothing
+from hmmlm.ops import links
+from hmmlm.support import Support
+
+
+def random_hmm(states: int, words: int, *, blocks: int = 1, seed: int = 0) -> HMM:
+    clusters = torch.arange(words) % blocks
+    support = Support.from_clusters(clusters, states // blocks)
+    return make_hmm(support, "dense", seed=seed)
+
+
+def random_tokens(words: int, *size: int, seed: int = 1) -> torch.Tensor:
+    return torch.randint(0, words, size, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("states", [1, 3, 17, 63, 257])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("implementation", ["scaled", "scan"])
+def test_dense_sizes(states: int, dtype: torch.dtype, implementation: str) -> None:
+    truth_hmm = random_hmm(states, 23)
+    hmm = truth_hmm.to(dtype=dtype)
+    tokens, lengths = random_tokens(23, 5, 17), torch.tensor([17, 1, 9, 16, 3])
+    tokens[0, 4] = tokens[3, 0] = -1
+    compare(hmm, truth_hmm, tokens, lengths, implementation)
+
+
+@pytest.mark.parametrize("blocks", [3, 17])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_block_sizes(blocks: int, dtype: torch.dtype) -> None:
+    truth_hmm = random_hmm(3 * blocks, 63, blocks=blocks)
+    tokens, lengths = random_tokens(63, 4, 19), torch.tensor([19, 2, 11, 1])
+    tokens[0, 4] = tokens[2, 0] = -1
+    compare(truth_hmm.to(dtype=dtype), truth_hmm, tokens, lengths, "scaled")
+
+
+def compare(hmm: HMM, truth_hmm: HMM, tokens, lengths, implementation: str) -> None:
+    tolerance = 1e-9 if hmm.dtype == torch.float64 else 2e-4
+    how = {"lengths": lengths, "reset_id": 2}
+    for function in ("log_prob", "filter", "smooth"):
+        run = getattr(inference, function)
+        truth = run(truth_hmm, tokens, implementation="reference", **how)
+        result = run(hmm, tokens, implementation=implementation, **how)
+        close(result.token_log_probs, truth.token_log_probs, tolerance)
+        close(result.log_evidence, truth.log_evidence, tolerance * 20)
+        close(result.belief.log_probs.exp(), truth.belief.log_probs.exp(), tolerance)
+        if function != "log_prob":
+            probs = result.dense(hmm.num_states).exp()
+            close(probs, truth.dense(hmm.num_states).exp(), tolerance)
+    if implementation == "scan":
+        return
+    truth = inference.counts(truth_hmm, tokens, implementation="reference", **how)
+    result = inference.counts(hmm, tokens, implementation=implementation, **how)
+    for count, expected in zip(result.fields(), truth.fields(), strict=True):
+        close(count, expected, tolerance * 10)
+    close(result.belief.log_probs.exp(), truth.belief.log_probs.exp(), tolerance)
+
+
+def close(value: torch.Tensor, truth: torch.Tensor, tolerance: float) -> None:
+    torch.testing.assert_close(value.double(), truth.double(), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", ["dense", "blocks"])
+@pytest.mark.parametrize("steps", [1, 2, 7, 30])
+def test_counts_are_the_same_from_checkpoints(kind: str, steps: int, monkeypatch) -> None:
+    """With room for no more than sqrt(T) steps, forward messages are made twice."""
+    hmm = make_hmm(kind)
+    tokens = random_tokens(5, 3, steps)
+    lengths = torch.tensor([steps, max(1, steps // 2), 1])
+    whole = inference.counts(hmm, tokens, lengths=lengths, reset_id=1)
+    monkeypatch.setattr(smoothing, "KEPT", 1)
+    monkeypatch.setattr(recursion, "STRETCH", 1)
+    pieces = inference.counts(hmm, tokens, lengths=lengths, reset_id=1)
+    for one, other in zip(whole.fields(), pieces.fields(), strict=True):
+        close(one, other, 1e-12)
+    scores = inference.log_prob(hmm, tokens, lengths=lengths, reset_id=1)
+    close(scores.log_evidence, whole.log_evidence, 1e-12)
+
+
+@pytest.mark.parametrize("kind", ["dense", "ragged"])
+def test_streamed_tables_equal_resident_ones(kind: str, monkeypatch) -> None:
+    """Tables too large to keep are made a tile at a time."""
+    for transitions in ("dense", "factored"):
+        hmm = make_hmm(kind, transitions)
+        tokens = torch.tensor([[0, -1, 2, 3, -1], [-1, 2, 2, 0, 1]])
+        for name in ("reference", "scaled"):
+            whole = inference.smooth(hmm, tokens, implementation=name).dense(hmm.num_states)
+            counts = inference.counts(hmm, tokens, implementation=name).fields()
+            path = inference.viterbi(hmm, tokens).states
+            with monkeypatch.context() as patch:
+                patch.setattr(links, "RESIDENT", 0)
+                patch.setattr(links, "TILE", 2 * hmm.num_states)
+                tiled = inference.smooth(hmm, tokens, implementation=name).dense(hmm.num_states)
+                close(tiled.exp(), whole.exp(), 1e-12)
+                for one, other in zip(
+                    inference.counts(hmm, tokens, implementation=name).fields(), counts, strict=True
+                ):
+                    close(one, other, 1e-12)
+                assert torch.equal(inference.viterbi(hmm, tokens).states, path)
+
+
+def gap_hmm(gap: float, dtype: torch.dtype, blocks: bool) -> HMM:
+    """Two chains that never meet. The first word speaks for chain 0, the second for chain 1:
+    after the first, chain 1 is `gap` nats behind, out of reach of linear numbers."""
+    log = torch.tensor
+    small = -gap
+    emit = log([[0.0, small, small], [small, 0.0, small], [small, small, 0.0]], dtype=torch.float64)
+    emit = torch.log_softmax(emit, 0)  # (V, Z): columns are distributions
+    trans = torch.full((3, 3), -torch.inf, dtype=torch.float64).fill_diagonal_(0.0)
+    init = torch.full((3,), -torch.log(torch.tensor(3.0, dtype=torch.float64)))
+    support = Support.ragged([[0, 1, 2], [0, 1, 2], [1, 2, 0]], 3) if blocks else None
+    return HMM.from_tables(init, trans, emit.T, support=support).to(dtype=dtype)
+
+
+@pytest.mark.parametrize("gap", [60.0, 100.0, 200.0])
+@pytest.mark.parametrize("blocks", [False, True])
+def test_a_planted_gap_equals_the_reference(gap: float, blocks: bool) -> None:
+    """In float32 a chain 100 nats behind is lost; its row is redone in log space."""
+    tokens = torch.tensor([[0, 1, 1, 2], [0, 0, 0, 0], [1, 0, 2, 2]])
+    truth_hmm, hmm = gap_hmm(gap, torch.float64, blocks), gap_hmm(gap, torch.float32, blocks)
+    for function in ("log_prob", "filter", "smooth"):
+        truth = getattr(inference, function)(truth_hmm, tokens, implementation="reference")
+        for name in ("scaled", "scan"):
+            result = getattr(inference, function)(hmm, tokens, implementation=name)
+            torch.testing.assert_close(
+                result.token_log_probs.double(), truth.token_log_probs, rtol=1e-5, atol=1e-4
+            )
+            if function != "log_prob":
+                close(result.dense(3).exp(), truth.dense(3).exp(), 1e-4)
+            close(result.belief.log_probs.exp(), truth.belief.log_probs.exp(), 1e-4)
+    truth = inference.counts(truth_hmm, tokens, implementation="reference")
+    result = inference.counts(hmm, tokens, implementation="scaled")
+    for count, expected in zip(result.fields(), truth.fields(), strict=True):
+        close(count, expected, 1e-4)
+    torch.testing.assert_close(result.log_evidence, truth.log_evidence, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_next_words_far_below_the_smallest_float(blocks: bool) -> None:
+    hmm = gap_hmm(200.0, torch.float32, blocks)
+    tokens = torch.tensor([[0, 0]])
+    truth = inference.next_log_probs(gap_hmm(200.0, torch.float64, blocks), tokens)
+    result = inference.next_log_probs(hmm, tokens)
+    torch.testing.assert_close(result.double(), truth, rtol=1e-5, atol=1e-4)
+
+
+def test_backward_that_underflows_is_redone() -> None:
+    """The end of the text makes the only state that explains its start nearly impossible."""
+    hmm64, hmm32 = gap_hmm(60.0, torch.float64, False), gap_hmm(60.0, torch.float32, False)
+    tokens = torch.tensor([[0, 0, 0, 1, 1, 1], [2, 1, 0, 0, 1, 2]])
+    truth = inference.counts(hmm64, tokens, implementation="reference")
+    result = inference.counts(hmm32, tokens)
+    for count, expected in zip(result.fields(), truth.fields(), strict=True):
+        close(count, expected, 1e-3)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_agrees_with_hmmlearn(seed: int) -> None:
+    """The same parameters in another library: scores and best paths to 1e-6."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from hmmlearn.hmm import CategoricalHMM
+    hmm = random_hmm(7, 11, seed=seed)
+    other = CategoricalHMM(n_components=7)
+    other.startprob_ = hmm.log_init.exp().numpy()
+    other.transmat_ = hmm.transitions.rows(0, 7).exp().numpy()
+    other.emissionprob_ = hmm.log_emit.T.exp().numpy()
+    other.n_features = 11
+    tokens = random_tokens(11, 6, 40, seed=seed)
+    evidence = inference.log_prob(hmm, tokens).log_evidence
+    best = inference.viterbi(hmm, tokens)
+    smooth = inference.smooth(hmm, tokens).log_probs.exp()
+    log_trans = hmm.transitions.rows(0, 7)
+    for row in range(6):
+        column = tokens[row].numpy()[:, None]
+        assert float(evidence[row]) == pytest.approx(other.score(column), abs=1e-6)
+        np.testing.assert_allclose(smooth[row].numpy(), other.predict_proba(column), atol=1e-6)
+        log_prob, path = other.decode(column)
+        assert float(best.log_prob[row]) == pytest.approx(log_prob, abs=1e-6)
+        ours = best.states[row]
+        joint = hmm.log_init[ours[0]] + hmm.log_emit[tokens[row], ours].sum()
+        joint += log_trans[ours[:-1], ours[1:]].sum()
+        assert float(joint) == pytest.approx(log_prob, abs=1e-6)  # 2 5 2 2 and 2 2 5 2 can tie
+        if not (differ := (ours != torch.from_numpy(path))).any():
+            continue
+        assert sorted(ours[differ].tolist()) == sorted(path[differ.numpy()].tolist())
+
+
+BAD = [
+    (torch.tensor([[0.5]]), {}, "tokens must be integer ids of shape"),
+    (torch.tensor([0, 1]), {}, "tokens must be integer ids of shape"),
+    (torch.zeros(0, 3, dtype=torch.long), {}, "tokens is empty"),
+    (torch.zeros(1, 0, dtype=torch.long), {}, "tokens is empty"),
+    (torch.tensor([[5]]), {}, "tokens has id 5 but this vocabulary ends at 4"),
+    (torch.tensor([[-2]]), {}, "tokens has id -2 but this vocabulary ends at 4"),
+    (torch.tensor([[0]]), {"lengths": torch.tensor([0])}, "lengths has 0 but every length must lie"),
+    (torch.tensor([[0]]), {"lengths": torch.tensor([2])}, "lengths has 2 but every length must lie"),
+    (torch.tensor([[0]]), {"lengths": torch.tensor([1, 1])}, "give one length per row"),
+    (torch.tensor([[0]]), {"reset_id": 9}, "reset_id is 9 but this vocabulary"),
+    (torch.tensor([[0]]), {"implementation": "magic"}, "implementation is 'magic' but this function"),
+]
+
+
+@pytest.mark.parametrize("function", ["log_prob", "filter", "smooth", "counts", "viterbi", "sample_paths",
+                                      "next_log_probs"])
+@pytest.mark.parametrize(("tokens", "settings", "message"), BAD, ids=range(len(BAD)))
+def test_bad_input_is_refused_with_a_sentence(function, tokens, settings, message) -> None:
+    from jaxtyping import TypeCheckError
+
+    with pytest.raises((ValueError, TypeCheckError), match=None) as caught:
+        getattr(inference, function)(make_hmm("dense"), tokens, **settings)
+    if not isinstance(caught.value, TypeCheckError):
+        assert message in str(caught.value)
+
+
+def test_messages_of_the_checks_themselves() -> None:
+    """The same, past the type checks that tests add."""
+    for tokens, settings, message in BAD[:9]:
+        with pytest.raises(ValueError, match=message):
+            chain_module.check_tokens(5, tokens, settings.get("lengths"))
+
+
+def test_beliefs_of_another_shape_or_model_are_refused() -> None:
+    hmm = make_hmm("dense")
+    belief = inference.log_prob(hmm, torch.tensor([[0, 1], [1, 0]])).belief
+    with pytest.raises(ValueError, match="The belief has 2 rows but tokens has 1"):
+        inference.log_prob(hmm, torch.tensor([[0]]), belief=belief)
+    alien = belief._replace(states=belief.states + 50)
+    with pytest.raises(ValueError, match="The belief names state 52 but this HMM has 3"):
+        inference.log_prob(hmm, torch.tensor([[0], [1]]), belief=alien)
+    part = hmm.restrict(torch.tensor([1, 2]))
+    with pytest.raises(ValueError, match="which is not among the 2 sources of this HMM"):
+        inference.log_prob(part, torch.tensor([[0], [1]]), belief=belief)
+
+
+def test_scan_refuses_what_does_not_fit(monkeypatch) -> None:
+    from hmmlm.inference import scan
+
+    monkeypatch.setattr(scan, "LIMIT", 10)
+    with pytest.raises(ValueError, match=r"matrices of 3 x 3, .* and takes at most 10"):
+        inference.log_prob(make_hmm("dense"), torch.tensor([[0, 1, 2, 3]]), implementation="scan")
