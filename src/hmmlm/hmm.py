@@ -131,7 +131,7 @@ class HMM:
         if shapes != ((states,), (words, self.support.width)):
             raise InputError(
                 f"log_init {tuple(shapes[0])} and log_emit {tuple(shapes[1])} do not fit a support "
-                f"of {states:,} states and {words:,} words with up to {self.support.width:,} states."
+                f"of {states:,} states, {words:,} words and up to {self.support.width:,} states each."
             )
         if self.transitions.num_states != states or self.transitions.num_sources < states:
             raise InputError(
@@ -213,9 +213,7 @@ class HMM:
         )
 
 
-def log_sum_by_state(
-    log_values: Float[Tensor, "V K"], support: Support
-) -> Float[Tensor, " Z"]:
+def log_sum_by_state(log_values: Float[Tensor, "V K"], support: Support) -> Float[Tensor, " Z"]:
     """logsumexp over the words of each state: the normaliser of emissions stored by word."""
     if support.is_dense:
         return torch.logsumexp(log_values, 0)
@@ -226,7 +224,7 @@ def log_sum_by_state(
     most = most.scatter_reduce(0, index, values.detach(), "amax")
     most = torch.where(torch.isfinite(most), most, 0.0)
     sums = torch.zeros_like(most).index_add(0, index, (values - most[index]).exp())
-    return (sums.log() + most)[:-1]
+    return sums[:-1].log() + most[:-1]  # the spare cell's log(0) would spoil the gradient
 
 
 def _check_values(name: str, table: Tensor) -> None:

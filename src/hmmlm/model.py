@@ -20,7 +20,7 @@ from hmmlm.errors import InputError
 from hmmlm.evaluate import Evaluation, HmmLM, evaluate
 from hmmlm.hmm import HMM
 from hmmlm.results import StateProbs
-from hmmlm.storage import new_folder
+from hmmlm.storage import json_line, new_folder
 from hmmlm.support import Support
 from hmmlm.transitions import Dense, Factored
 
@@ -51,7 +51,10 @@ class TaggedLine(NamedTuple):
 
 @dataclass(frozen=True)
 class Model:
-    """An HMM over the tokens of a tokenizer. Every line of text is read from p(z1), `<eos>` last."""
+    """An HMM over the tokens of a tokenizer.
+
+    Every line of text is read from p(z1) and ends in `<eos>`; an empty one is only `<eos>`.
+    """
 
     hmm: HMM
     tokenizer: Tokenizer
@@ -68,20 +71,26 @@ class Model:
         self, folder: str | os.PathLike[str], *, metrics: Iterable[dict[str, Any]] = ()
     ) -> None:
         """Writes a new folder, whole or not at all: weights, config, tokenizer and metrics."""
+        if self.hmm.state_ids is not None or self.hmm.source_ids is not None:
+            raise InputError(
+                f"This HMM has {self.hmm.num_states:,} states of a larger one and cannot be saved "
+                f"as a model; save the whole one."
+            )
+        facts = {
+            "format": FORMAT,
+            "hmmlm_version": __version__,
+            "num_states": self.hmm.num_states,
+            "vocab_size": self.hmm.vocab_size,
+            "vocabulary_hash": self.tokenizer.hash,
+        }
+        # What is true of this model stands over what was loaded with another one.
+        config = json.dumps({**facts, **self.config, **facts}, indent=1) + "\n"
         with new_folder(folder) as temporary:
             save_file(_tensors(self.hmm), temporary / WEIGHTS, metadata={"format": FORMAT})
-            config = {
-                "format": FORMAT,
-                "hmmlm_version": __version__,
-                "num_states": self.hmm.num_states,
-                "vocab_size": self.hmm.vocab_size,
-                "vocabulary_hash": self.tokenizer.hash,
-                **self.config,
-            }
-            (temporary / CONFIG).write_text(json.dumps(config, indent=1) + "\n")
+            (temporary / CONFIG).write_text(config, encoding="utf-8")
             self.tokenizer.save(temporary / TOKENIZER)
-            lines = (json.dumps(line) + "\n" for line in metrics)
-            (temporary / METRICS).write_text("".join(lines))
+            with (temporary / METRICS).open("w", encoding="utf-8") as file:
+                file.writelines(json_line(line) for line in metrics)
 
     @staticmethod
     def load(folder: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> "Model":
@@ -98,34 +107,40 @@ class Model:
         hmm = _hmm_from(folder / WEIGHTS, tensors)
         if (hmm.num_states, hmm.vocab_size) != (config.get("num_states"), config.get("vocab_size")):
             raise InputError(
-                f"{folder / WEIGHTS} has {hmm.num_states:,} states and {hmm.vocab_size:,} words but "
-                f"{CONFIG} says {config.get('num_states')} and {config.get('vocab_size')}; copy "
-                f"the folder again as a whole."
+                f"{folder / WEIGHTS} has {hmm.num_states:,} states and {hmm.vocab_size:,} words "
+                f"but {CONFIG} says {config.get('num_states')} and {config.get('vocab_size')}; "
+                f"copy the folder again as a whole."
             )
         return Model(hmm.to(device), tokenizer, config)
 
+    def encode(self, lines: str | Iterable[str]) -> Iterator[np.ndarray]:
+        """The ids of each line, `<eos>` last. A text is cut at its newlines, as a file would be."""
+        if isinstance(lines, str):
+            cut = lines.removesuffix("\n").split("\n") if lines else []
+            lines = [line.removesuffix("\r") for line in cut]
+        return self.tokenizer.encode_lines(_utf8(line) for line in lines)
+
     def score(self, lines: str | Iterable[str]) -> list[ScoredLine]:
-        """log p of every token of each line, given the line so far; a text is cut at its newlines."""
+        """log p of every token of each line, given the line so far."""
         found = []
-        for ids, log_probs in self.score_ids(self._encode(lines)):
+        for ids, log_probs in self.score_ids(self.encode(lines)):
             tokens = [self.tokenizer.token(int(i)) for i in ids]
             found.append(ScoredLine(tokens, log_probs.tolist()))
         return found
 
-    def score_ids(
-        self, lines: Iterable[np.ndarray]
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def score_ids(self, lines: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """The ids of each line and their log-probabilities, in order. Memory: a group of lines."""
         model = HmmLM(self.hmm)
         for group in _groups(lines):
             tokens, lengths = _pad(group)
-            scores = model.score_tokens(tokens, lengths=lengths).token_log_probs.cpu().numpy()
+            scored = model.score_tokens(tokens, lengths=lengths, reset_id=self._reset_id(group))
+            scores = scored.token_log_probs.cpu().numpy()
             for ids, row in zip(group, scores, strict=True):
                 yield ids, row[: len(ids)]
 
     def perplexity(self, lines: str | Iterable[str], *, mode: str = "sentence") -> float:
         """exp of the mean nats per token, `<eos>` counted; modes as in docs/evaluation.md."""
-        return self.evaluate(self._encode(lines), mode=mode).perplexity
+        return self.evaluate(self.encode(lines), mode=mode).perplexity
 
     def evaluate(
         self, lines: Iterable[np.ndarray] | TokenArray, *, mode: str = "sentence"
@@ -144,35 +159,60 @@ class Model:
 
     def posterior(self, line: str) -> StateProbs:
         """p(z_t | the whole line) at every token of one line, `<eos>` last."""
-        tokens, _ = _pad([self._encode_line(line)])
-        return inference.smooth(self.hmm, tokens)
+        group = [self._ids(line)]
+        tokens, _ = _pad(group)
+        return inference.smooth(
+            self.hmm, tokens.to(self.hmm.device), reset_id=self._reset_id(group)
+        )
 
     def viterbi(self, lines: str | Iterable[str]) -> list[TaggedLine]:
-        """The most probable path of states through each line."""
-        return self._tag(lines, lambda *args: inference.viterbi(self.hmm, args[0], lengths=args[1]).states)
+        """The most probable path of states through each line; -1 where its probability is zero."""
+        return list(self.tag_lines(lines))
 
     def tag(self, lines: str | Iterable[str]) -> list[TaggedLine]:
-        """The most probable state of each token on its own, given its whole line."""
+        """The most probable state of each token, given its line; -1 where that is impossible."""
+        return list(self.tag_lines(lines, posterior=True))
 
-        def best(tokens: Tensor, lengths: Tensor) -> Tensor:
-            found = inference.smooth(self.hmm, tokens, lengths=lengths)
-            return found.states.gather(2, found.log_probs.argmax(2, keepdim=True))[:, :, 0]
-
-        return self._tag(lines, best)
+    def tag_lines(
+        self, lines: str | Iterable[str], *, posterior: bool = False
+    ) -> Iterator[TaggedLine]:
+        """As `viterbi`, or with `posterior` as `tag`, one by one. Memory: a group of lines."""
+        best = _best_states if posterior else _best_paths
+        for group in _groups(self.encode(lines)):
+            tokens, lengths = _pad(group)
+            found = best(
+                self.hmm,
+                tokens.to(self.hmm.device),
+                lengths.to(self.hmm.device),
+                self._reset_id(group),
+            )
+            rows = found.tolist()
+            for ids, row in zip(group, rows, strict=True):
+                words = [self.tokenizer.token(int(i)) for i in ids]
+                yield TaggedLine(words, row[: len(ids)])
 
     def sample(
         self, count: int = 1, *, prompt: str = "", length: int = 100, seed: int | None = None
     ) -> list[str]:
         """Lines drawn from the model, each after the prompt, up to `<eos>` or `length` tokens."""
+        for name, value in (("count", count), ("length", length)):
+            if value < 1:
+                raise InputError(f"{name} is {value:,} but must be at least 1.")
         generator = torch.Generator(self.hmm.device)
-        generator.manual_seed(seed) if seed is not None else generator.seed()
-        ids = self._encode_line(prompt)[:-1] if prompt.strip() else None
+        if seed is None:
+            generator.seed()
+        elif 0 <= seed < 1 << 63:
+            generator.manual_seed(seed)
+        else:
+            raise InputError(f"seed is {seed:,} but must lie between 0 and 2^63 - 1.")
+        ids = self._ids(prompt)[:-1] if prompt.strip() else None
         drawn = inference.sample(
             self.hmm,
             None if ids is None else torch.from_numpy(ids)[None].to(self.hmm.device),
             length=length,
             num_samples=count,
             stop_id=self.tokenizer.eos_id,
+            reset_id=self.tokenizer.eos_id,
             generator=generator,
         )
         start = [] if ids is None else ids.tolist()
@@ -180,22 +220,30 @@ class Model:
         return [self.tokenizer.decode([*start, *row[:n]]) for row, n in rows]
 
     def next(self, prompt: str = "", *, k: int = 10) -> list[tuple[str, float]]:
-        """The k most probable tokens after a prompt, with their probabilities."""
-        if not 1 <= k <= self.hmm.vocab_size:
-            raise InputError(f"k is {k:,} but must lie between 1 and {self.hmm.vocab_size:,} words.")
-        state = inference.start(self.hmm)
+        """The k most probable tokens after a prompt (all, if there are fewer), and p of each."""
+        if k < 1:
+            raise InputError(f"k is {k:,} but must be at least 1.")
+        state = inference.start(self.hmm, reset_id=self.tokenizer.eos_id)
         if prompt.strip():
-            ids = torch.from_numpy(self._encode_line(prompt)[:-1])[None]
+            ids = torch.from_numpy(self._ids(prompt)[:-1])[None]
             state = inference.advance(state, ids.to(self.hmm.device))
-        log_probs, words = inference.next_log_probs(state)[0].topk(k)
+            if torch.isneginf(state.log_evidence).any():
+                raise InputError(
+                    f"The prompt {prompt!r} has probability zero under this model, so nothing can "
+                    f"follow it; give another."
+                )
+        log_probs, words = inference.next_log_probs(state)[0].topk(min(k, self.hmm.vocab_size))
         pairs = zip(words.tolist(), log_probs.exp().tolist(), strict=True)
         return [(self.tokenizer.token(word), prob) for word, prob in pairs]
 
     def top_words(self, state: int, *, k: int = 10) -> list[tuple[str, float]]:
-        """The words that a state emits most often, with their probabilities."""
+        """The k words that a state emits most often (all, if there are fewer), and p of each."""
+        if k < 1:
+            raise InputError(f"k is {k:,} but must be at least 1.")
         if not 0 <= state < self.hmm.num_states:
             raise InputError(
-                f"There is no state {state:,}; this model has states 0 to {self.hmm.num_states - 1:,}."
+                f"There is no state {state:,}; this model has states 0 to "
+                f"{self.hmm.num_states - 1:,}."
             )
         cells = self.hmm.support.state_words
         span = slice(int(cells.offsets[state]), int(cells.offsets[state + 1]))
@@ -205,22 +253,13 @@ class Model:
         pairs = zip(words, best.values.exp().tolist(), strict=True)
         return [(self.tokenizer.token(word), prob) for word, prob in pairs]
 
-    def _encode(self, lines: str | Iterable[str]) -> Iterator[np.ndarray]:
-        lines = lines.splitlines() if isinstance(lines, str) else lines
-        yield from self.tokenizer.encode_lines(lines)
+    def _reset_id(self, group: Sequence[np.ndarray]) -> int | None:
+        """`<eos>` if a line has one inside: what follows it starts from p(z1), as in training."""
+        eos = self.tokenizer.eos_id
+        return eos if any((ids[:-1] == eos).any() for ids in group) else None
 
-    def _encode_line(self, line: str) -> np.ndarray:
-        return next(iter(self.tokenizer.encode_lines([line])))
-
-    def _tag(self, lines: str | Iterable[str], states) -> list[TaggedLine]:
-        found = []
-        for group in _groups(self._encode(lines)):
-            tokens, lengths = _pad(group)
-            rows = states(tokens.to(self.hmm.device), lengths.to(self.hmm.device)).tolist()
-            for ids, row in zip(group, rows, strict=True):
-                words = [self.tokenizer.token(int(i)) for i in ids]
-                found.append(TaggedLine(words, row[: len(ids)]))
-        return found
+    def _ids(self, line: str) -> np.ndarray:
+        return next(self.encode([line]))
 
 
 def _groups(lines: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:
@@ -245,6 +284,28 @@ def _pad(group: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(tokens), torch.tensor(lengths)
 
 
+def _best_paths(hmm: HMM, tokens: Tensor, lengths: Tensor, reset_id: int | None) -> Tensor:
+    return inference.viterbi(hmm, tokens, lengths=lengths, reset_id=reset_id).states
+
+
+def _best_states(hmm: HMM, tokens: Tensor, lengths: Tensor, reset_id: int | None) -> Tensor:
+    found = inference.smooth(hmm, tokens, lengths=lengths, reset_id=reset_id)
+    log_probs, slots = found.log_probs.max(2)
+    states = found.states.gather(2, slots[:, :, None])[:, :, 0]
+    return states.masked_fill(torch.isneginf(log_probs), -1)
+
+
+def _utf8(line: str) -> str:
+    try:
+        line.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{line[:40]!r} has {line[error.start]!r} at {error.start:,}, which UTF-8 cannot "
+            f"write; give text that was read as UTF-8."
+        ) from None
+    return line
+
+
 def _tensors(hmm: HMM) -> dict[str, Tensor]:
     tensors = {"log_init": hmm.log_init, "log_emit": hmm.log_emit}
     if isinstance(hmm.transitions, Dense):
@@ -257,15 +318,29 @@ def _tensors(hmm: HMM) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
+_SHAPES = {
+    "log_init": "Z",
+    "log_emit": "VK",
+    "support_rows": "RK",
+    "support_row_of_word": "V",
+    "log_trans": "ZZ",
+    "trans_left": "ZH",
+    "trans_right": "ZH",
+    "trans_log_norm": "Z",
+}
+"""The tensors of a model's file; letters that are the same are sizes that are."""
+
+
 def _hmm_from(path: Path, tensors: dict[str, Tensor]) -> HMM:
-    common = {"log_init", "log_emit", "support_rows", "support_row_of_word"}
-    dense = common | {"log_trans"}
-    factored = common | {"trans_left", "trans_right", "trans_log_norm"}
-    if set(tensors) not in (dense, factored):
+    factors = {"trans_left", "trans_right", "trans_log_norm"}
+    dense = set(_SHAPES) - factors
+    if set(tensors) not in (dense, set(_SHAPES) - {"log_trans"}):
         raise InputError(
             f"{path} holds {', '.join(sorted(tensors)) or 'nothing'}, but a model of this library "
-            f"holds {', '.join(sorted(dense))}, or factors instead of log_trans."
+            f"holds {', '.join(sorted(dense))}, or factors instead of log_trans; give a folder "
+            f"written by hmmlm."
         )
+    _check_tensors(path, tensors)
     if "log_trans" in tensors:
         transitions = Dense(tensors["log_trans"])
     else:
@@ -282,29 +357,62 @@ def _hmm_from(path: Path, tensors: dict[str, Tensor]) -> HMM:
         raise InputError(f"{path}: {error}") from error
 
 
+def _check_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    sizes: dict[str, int] = {}
+    dtype = tensors["log_init"].dtype
+    for name, tensor in tensors.items():
+        if name.startswith("support"):
+            fits = tensor.dtype in (torch.int32, torch.int64)
+        else:
+            fits = tensor.dtype == dtype and tensor.is_floating_point()
+        fits = fits and tensor.ndim == len(_SHAPES[name])
+        for letter, size in zip(_SHAPES[name], tensor.shape, strict=False):
+            fits = fits and sizes.setdefault(letter, size) == size
+        if not fits:
+            raise InputError(
+                f"{path}: {name} is {str(tensor.dtype).removeprefix('torch.')} of shape "
+                f"{tuple(tensor.shape)}, which does not fit the other tables; copy or train the "
+                f"model again."
+            )
+
+
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
+    if not folder.exists():
+        raise InputError(f"{folder} does not exist; give a model's folder.")
     if not folder.is_dir():
-        raise InputError(f"{folder} does not exist or is not a folder; give a model's folder.")
+        raise InputError(f"{folder} is a file but must be a model's folder.")
     try:
         config = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise InputError(
             f"{folder} is not a model: it has no {CONFIG}; train one with hmmlm train."
         ) from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}.") from None
     except ValueError:
-        raise InputError(f"{path} is not json, or only part of a file; copy it again.") from None
+        raise InputError(
+            f"{path} is not json, or only part of a file; copy the model's folder again."
+        ) from None
     found = config.get("format") if isinstance(config, dict) else None
     if found != FORMAT:
-        raise InputError(f"{path} has the format {found!r} but this version reads {FORMAT!r}.")
+        raise InputError(
+            f"{path} has the format {found!r} but this version reads {FORMAT!r}; give a folder "
+            f"written by hmmlm."
+        )
     return config
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
-    if not path.exists():
-        raise InputError(f"{path} does not exist; copy the model's folder again as a whole.")
     try:
+        with path.open("rb"):
+            pass
         return load_file(path)
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read: {error.strerror or error}; copy the model's folder again as a "
+            f"whole."
+        ) from None
     except SafetensorError as error:
         raise InputError(
             f"{path} is not a whole safetensors file ({error}); copy or train the model again."

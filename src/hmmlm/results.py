@@ -25,7 +25,7 @@ class Belief(NamedTuple):
 
 
 class LogProb(NamedTuple):
-    """log p(x_t | x_<t) of every token (0 where missing or past the end), and their sum in float64."""
+    """log p(x_t | x_<t) of every token, 0 where missing or past the end; and their float64 sum."""
 
     token_log_probs: Float[Tensor, "B T"]
     log_evidence: Float[Tensor, " B"]
@@ -89,7 +89,7 @@ class Counts(NamedTuple):
 
 
 class BestPath(NamedTuple):
-    """argmax_z p(z_1..T, x_1..T) as global state ids (-1 past the end), and the log of its value."""
+    """argmax_z p(z_1..T, x_1..T) as global state ids (-1 past the end), and the log of its p."""
 
     states: Int[Tensor, "B T"]
     log_prob: Float[Tensor, " B"]

@@ -1,44 +1,77 @@
 """Writing files and folders so that a reader never sees half of one."""
 
 import errno
+import json
+import math
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from hmmlm.errors import InputError
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 def refuse_existing(path: str | os.PathLike[str]) -> Path:
-    """The path, when nothing is there yet and its parent can be written to."""
+    """The path, when nothing is there yet and its folder can be written to; nothing stays there."""
     path = Path(path)
-    if path.exists() or path.is_symlink():
-        raise InputError(
-            f"{path} already exists and is never overwritten; choose another name or remove it first."
-        )
-    parent = path.absolute().parent
-    while not parent.exists():
-        parent = parent.parent
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise InputError(f"{path} cannot be written: no permission to write in {parent}.")
+    try:
+        if path.exists() or path.is_symlink():
+            raise InputError(
+                f"{path} already exists and is never overwritten; choose another name or remove "
+                f"it first."
+            )
+        parent = _nearest_parent(path)
+        if not parent.is_dir():
+            raise InputError(
+                f"{path} cannot be written: {parent} is a file, not a folder; choose another name."
+            )
+        # Asking whether one may write is not enough: root always may, but not on every disk.
+        os.rmdir(tempfile.mkdtemp(prefix=f".{path.name}.", dir=parent))
+    except OSError as error:
+        raise _cannot_write(path, error) from error
     return path
+
+
+def check_space(path: str | os.PathLike[str], size: int) -> None:
+    """Refuses a path on a disk with less than `size` bytes left, before the work is done."""
+    free = shutil.disk_usage(_nearest_parent(Path(path))).free
+    if free < size:
+        raise InputError(
+            f"{path} needs about {size:,} bytes but its disk has {free:,} left; free some space or "
+            f"choose another disk."
+        )
 
 
 @contextmanager
 def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary folder beside `path` that becomes `path` when the block ends without an error."""
+    """A temporary folder beside `path` that becomes `path` when the block ends without an error.
+
+    After an error nothing is left, nor are the parents that were made for it.
+    """
     path = refuse_existing(path)
+    parent = path.absolute().parent
+    made = [folder for folder in (parent, *parent.parents) if not folder.exists()]
     with _explained(path):
-        path.absolute().parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.absolute().parent))
+        temporary = None
         try:
+            parent.mkdir(parents=True, exist_ok=True)
+            temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=parent))
             yield temporary
             temporary.chmod(0o777 & ~_umask())
+            for file in temporary.iterdir():  # safetensors writes for the owner's eyes only
+                file.chmod(0o666 & ~_umask())
             os.rename(temporary, path)
         except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
+            if temporary is not None:
+                shutil.rmtree(temporary, ignore_errors=True)
+            for folder in made:
+                with suppress(OSError):
+                    folder.rmdir()
             raise
 
 
@@ -59,24 +92,62 @@ def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
             raise
 
 
+def json_line(value: Any) -> str:
+    """One line of JSON; numbers that JSON does not have become null."""
+    return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Turns what a full disk or a missing permission raises into a sentence."""
+    """Turns what a full disk or a missing permission raises into a sentence.
+
+    Errors of other files, such as one that is read meanwhile, pass as they are.
+    """
     try:
         yield
     except InputError:
         raise
-    except Exception as error:
-        code = getattr(error, "errno", None)
-        # safetensors reports the system's error only in words.
-        if code in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
-            raise InputError(
-                f"The disk is full while writing {path}; nothing was kept. Free some space or "
-                f"choose another disk."
-            ) from error
-        if code in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise InputError(f"{path} cannot be written: {os.strerror(code)}.") from error
+    except OSError as error:
+        temporary = str(path.absolute().parent / f".{path.name}.")
+        ours = str(error.filename or "").startswith(temporary)
+        if ours or error.errno in (*_FULL, errno.EROFS):
+            raise _cannot_write(path, error) from error
         raise
+    except Exception as error:
+        # safetensors reports the system's error only in words.
+        for code in (*_FULL, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO):
+            if os.strerror(code) in str(error):
+                raise _cannot_write(path, OSError(code, os.strerror(code))) from error
+        raise
+
+
+def _cannot_write(path: Path, error: OSError) -> InputError:
+    if error.errno in _FULL:
+        return InputError(
+            f"The disk is full while writing {path} ({error.strerror}), and nothing was kept; free "
+            f"some space or choose another disk."
+        )
+    return InputError(
+        f"{path} cannot be written: {error.strerror}; choose another place or ask for permission."
+    )
+
+
+def _nearest_parent(path: Path) -> Path:
+    """The first of its parents that is there."""
+    parent = path.absolute().parent
+    while not parent.exists():
+        parent = parent.parent
+    return parent
 
 
 def _umask() -> int:

@@ -133,7 +133,9 @@ class Support:
         if clusters.numel() == 0 or clusters.min() < 0:
             raise InputError("clusters must give every word a cluster id of 0 or more.")
         blocks = int(clusters.max()) + 1
-        sizes = [states_per_block] * blocks if isinstance(states_per_block, int) else states_per_block
+        sizes = (
+            [states_per_block] * blocks if isinstance(states_per_block, int) else states_per_block
+        )
         if len(sizes) != blocks or min(sizes) < 1:
             raise InputError(
                 f"states_per_block must be a positive number, or one for each of the {blocks:,} "

@@ -30,7 +30,7 @@ class Dense:
     def tile(
         self, sources: Int[Tensor, "B K"], destinations: Int[Tensor, "B L"]
     ) -> Float[Tensor, "B K L"]:
-        """log p(destination | source) for every pair within a row; ids of -1 give arbitrary cells."""
+        """log p(destination | source) for all pairs of a row; ids of -1 give arbitrary cells."""
         sources, destinations = sources.clamp(min=0), destinations.clamp(min=0)
         flat = sources[:, :, None] * self.num_states + destinations[:, None, :]
         return self.log_trans.reshape(-1)[flat]
@@ -69,7 +69,7 @@ class Factored:
     def tile(
         self, sources: Int[Tensor, "B K"], destinations: Int[Tensor, "B L"]
     ) -> Float[Tensor, "B K L"]:
-        """log p(destination | source) for every pair within a row; ids of -1 give arbitrary cells."""
+        """log p(destination | source) for all pairs of a row; ids of -1 give arbitrary cells."""
         sources, destinations = sources.clamp(min=0), destinations.clamp(min=0)
         logits = self.left[sources] @ self.right[destinations].transpose(1, 2)  # (B, K, L)
         return logits - self.log_norm[sources][:, :, None]
@@ -85,7 +85,7 @@ class Factored:
 
     @staticmethod
     def normalise(left: Float[Tensor, "S H"], right: Float[Tensor, "Z H"]) -> "Factored":
-        """The factored table with these factors, its normaliser computed a tile of rows at a time."""
+        """The table with these factors, its normaliser computed a tile of rows at a time."""
         step = max(1, (1 << 24) // max(1, right.shape[0]))
         norms = [torch.logsumexp(part @ right.T, -1) for part in left.split(step)]
         return Factored(left, right, torch.cat(norms))

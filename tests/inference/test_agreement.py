@@ -5,7 +5,6 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from models import make_hmm
 
 from hmmlm import inference
 from hmmlm.hmm import HMM
@@ -13,6 +12,7 @@ from hmmlm.inference import chain as chain_module
 from hmmlm.inference import recursion, smoothing
 from hmmlm.ops import links
 from hmmlm.support import Support
+from models import make_hmm
 
 
 def random_hmm(states: int, words: int, *, blocks: int = 1, seed: int = 0) -> HMM:
@@ -204,16 +204,30 @@ BAD = [
     (torch.zeros(1, 0, dtype=torch.long), {}, "tokens is empty"),
     (torch.tensor([[5]]), {}, "tokens has id 5 but this vocabulary ends at 4"),
     (torch.tensor([[-2]]), {}, "tokens has id -2 but this vocabulary ends at 4"),
-    (torch.tensor([[0]]), {"lengths": torch.tensor([0])}, "lengths has 0 but every length must lie"),
-    (torch.tensor([[0]]), {"lengths": torch.tensor([2])}, "lengths has 2 but every length must lie"),
+    (
+        torch.tensor([[0]]),
+        {"lengths": torch.tensor([0])},
+        "lengths has 0 but every length must lie",
+    ),
+    (
+        torch.tensor([[0]]),
+        {"lengths": torch.tensor([2])},
+        "lengths has 2 but every length must lie",
+    ),
     (torch.tensor([[0]]), {"lengths": torch.tensor([1, 1])}, "give one length per row"),
     (torch.tensor([[0]]), {"reset_id": 9}, "reset_id is 9 but this vocabulary"),
-    (torch.tensor([[0]]), {"implementation": "magic"}, "implementation is 'magic' but this function"),
+    (
+        torch.tensor([[0]]),
+        {"implementation": "magic"},
+        "implementation is 'magic' but this function",
+    ),
 ]
 
 
-@pytest.mark.parametrize("function", ["log_prob", "filter", "smooth", "counts", "viterbi", "sample_paths",
-                                      "next_log_probs"])
+@pytest.mark.parametrize(
+    "function",
+    ["log_prob", "filter", "smooth", "counts", "viterbi", "sample_paths", "next_log_probs"],
+)
 @pytest.mark.parametrize(("tokens", "settings", "message"), BAD, ids=range(len(BAD)))
 def test_bad_input_is_refused_with_a_sentence(function, tokens, settings, message) -> None:
     from jaxtyping import TypeCheckError

@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import SUPPORTS, TRANSITIONS, make_hmm
 
 from hmmlm import inference
 from hmmlm.hmm import HMM
 from hmmlm.transitions import Dense, Factored
+from models import SUPPORTS, TRANSITIONS, make_hmm
 
 KINDS = [(s, t) for s in SUPPORTS for t in TRANSITIONS]
 BOTH = ("reference", "scaled")
@@ -36,7 +36,9 @@ def test_probabilities_of_all_strings_sum_to_one(
     reset=st.booleans(),
     implementation=st.sampled_from(BOTH),
 )
-def test_splitting_a_text_anywhere_changes_nothing(kind, tokens, cut, reset, implementation) -> None:
+def test_splitting_a_text_anywhere_changes_nothing(
+    kind, tokens, cut, reset, implementation
+) -> None:
     hmm = make_hmm(*kind)
     cut = min(cut, len(tokens) - 1)
     text = torch.tensor([tokens])
@@ -99,7 +101,9 @@ def test_log_evidence_is_differentiable_row_by_row(weights: list[float]) -> None
     evidence = inference.log_prob(rebuilt, tokens).log_evidence
     (evidence * torch.tensor(weights)).sum().backward()
     for i, field in enumerate(fields):
-        parts = [inference.counts(hmm, tokens[r : r + 1]).fields()[i] * w for r, w in enumerate(weights)]
+        parts = [
+            inference.counts(hmm, tokens[r : r + 1]).fields()[i] * w for r, w in enumerate(weights)
+        ]
         torch.testing.assert_close(field.grad, sum(parts), rtol=0, atol=1e-12)
 
 
@@ -125,9 +129,12 @@ def test_permuting_the_states_changes_nothing(support: str, transitions: str) ->
     plain, moved = inference.smooth(hmm, tokens), inference.smooth(shuffled, tokens)
     torch.testing.assert_close(moved.log_evidence, plain.log_evidence)
     torch.testing.assert_close(
-        moved.dense(hmm.num_states)[:, [0, 1, 3]].exp(), plain.dense(hmm.num_states)[:, [0, 1, 3]].exp()
+        moved.dense(hmm.num_states)[:, [0, 1, 3]].exp(),
+        plain.dense(hmm.num_states)[:, [0, 1, 3]].exp(),
     )
-    assert torch.equal(inference.viterbi(shuffled, tokens).states, inference.viterbi(hmm, tokens).states)
+    assert torch.equal(
+        inference.viterbi(shuffled, tokens).states, inference.viterbi(hmm, tokens).states
+    )
 
 
 @settings(deadline=None, max_examples=25)
@@ -147,7 +154,9 @@ def test_em_never_lowers_the_evidence(kind: str, seed: int, name: str) -> None:
         trans = torch.where(rows > 0, counts.trans / rows, 1 / hmm.num_states).log()
         ids = hmm.support.rows[hmm.support.row_of_word]
         totals = torch.zeros(hmm.num_states, dtype=torch.float64)
-        totals.index_add_(0, ids.clamp(min=0).flatten(), torch.where(ids >= 0, counts.emit, 0).flatten())
+        totals.index_add_(
+            0, ids.clamp(min=0).flatten(), torch.where(ids >= 0, counts.emit, 0).flatten()
+        )
         emit = (counts.emit / totals[ids.clamp(min=0)]).log()
         emit = torch.where((ids >= 0) & ~torch.isnan(emit), emit, hmm.log_emit)
         hmm = HMM(init, Dense(trans), emit, hmm.support)

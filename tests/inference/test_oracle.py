@@ -5,14 +5,14 @@ import itertools
 
 import pytest
 import torch
-from enumeration import Row, enumerate_row, full_emissions
-from models import SUPPORTS, TRANSITIONS, make_hmm
 from torch import Tensor
 
+from enumeration import Row, enumerate_row, full_emissions
 from hmmlm import inference
 from hmmlm.hmm import HMM
 from hmmlm.results import Belief, FactoredCounts
 from hmmlm.transitions import Factored
+from models import SUPPORTS, TRANSITIONS, make_hmm
 
 TOLERANCE = {"rtol": 0, "atol": 1e-10}
 EOS = 1
@@ -197,8 +197,11 @@ def test_belief_carried_across_two_subsets(support: str, implementation: str) ->
     half = hmm.num_states - 1
     first = hmm.restrict(torch.arange(half))
     second = hmm.restrict(torch.arange(1, hmm.num_states), carried=torch.arange(half))
-    words = [w for w in range(5) if all(
-        (h.support.states_of(torch.tensor(w)) >= 0).any() for h in (first, second))]
+    words = [
+        w
+        for w in range(5)
+        if all((h.support.states_of(torch.tensor(w)) >= 0).any() for h in (first, second))
+    ]
     if not words:
         words = [0]
     before = torch.tensor([[words[0], words[-1], words[0]]])
@@ -217,9 +220,7 @@ def test_belief_carried_across_two_subsets(support: str, implementation: str) ->
         _, trans, _ = truth.counts()
         assert isinstance(counts.trans, FactoredCounts)
         assert isinstance(second.transitions, Factored)
-        torch.testing.assert_close(
-            counts.trans.left, trans @ second.transitions.right, **TOLERANCE
-        )
+        torch.testing.assert_close(counts.trans.left, trans @ second.transitions.right, **TOLERANCE)
     assert set(read.belief.states.flatten().tolist()) <= {-1, *range(half)}
     local = (second.source_ids == 0).nonzero()
     assert local.numel() == 1 and int(local) >= second.num_states
@@ -240,9 +241,7 @@ def test_impossible_words_leave_their_neighbours_alone(support: str, implementat
     assert torch.isneginf(result.token_log_probs[1, 1:]).all()
     smoothed = inference.smooth(hmm, tokens, implementation=implementation)
     assert torch.isneginf(smoothed.dense(hmm.num_states)[1:]).all()
-    assert_probs_close(
-        smoothed.dense(hmm.num_states)[0], enumerate_row(hmm, [0, 1, 2]).smoothed()
-    )
+    assert_probs_close(smoothed.dense(hmm.num_states)[0], enumerate_row(hmm, [0, 1, 2]).smoothed())
     if implementation != "scan":
         counts = inference.counts(hmm, tokens, implementation=implementation)
         single = inference.counts(hmm, tokens[:1], implementation=implementation)

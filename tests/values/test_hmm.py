@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from models import SUPPORTS, TRANSITIONS, make_hmm
 
-from hmmlm.hmm import HMM
+from hmmlm.hmm import HMM, log_sum_by_state
 from hmmlm.support import Support
 from hmmlm.transitions import Dense, Factored
+from models import SUPPORTS, TRANSITIONS, make_hmm
 
 UNIFORM = (
     torch.full((2,), 0.5).log(),
@@ -107,3 +107,10 @@ def test_to_moves_and_casts_every_field() -> None:
     part = make_hmm("blocks", "factored").restrict(torch.tensor([0, 2])).to(dtype=torch.float32)
     assert {field.dtype for field in part.fields()} == {torch.float32}
     assert part.state_ids is not None and part.state_ids.dtype == torch.long
+
+
+def test_gradient_of_the_emission_normaliser_has_no_nan_in_padding() -> None:
+    support = Support.ragged([[0, 1], [1]], 2)
+    logits = torch.tensor([[0.3, 0.1], [0.5, -torch.inf]], requires_grad=True)
+    log_sum_by_state(logits, support).sum().backward()
+    assert logits.grad is not None and not torch.isnan(logits.grad).any()

@@ -40,9 +40,7 @@ def test_uniform_names_every_state(words: int, states: int, k: int, seed: int) -
 def test_inverse_map_lists_every_cell_once() -> None:
     support = Support.ragged([[0, 1, 2], [2], [3, 0], [2], [1, 3]], 4)
     cells = support.state_words
-    pairs = {
-        (int(z), int(w)) for z, w in zip(cells.states, cells.words, strict=True)
-    }
+    pairs = {(int(z), int(w)) for z, w in zip(cells.states, cells.words, strict=True)}
     assert pairs == {(0, 0), (1, 0), (2, 0), (2, 1), (3, 2), (0, 2), (2, 3), (1, 4), (3, 4)}
     assert cells.offsets.tolist() == [0, 2, 4, 7, 9]
     for z, w, k in zip(cells.states, cells.words, cells.slots, strict=True):

@@ -1,5 +1,7 @@
 """The command line: `hmmlm COMMAND`. One module per kind of work; all arithmetic is elsewhere."""
 
+import io
+import os
 import sys
 
 import typer
@@ -25,18 +27,53 @@ app.command("next")(next_tokens)
 app.command()(info)
 app.command()(demo)
 
+STOPPED = 130
+
 
 def main() -> None:
     """Runs a command; a mistake of the user's is one line on stderr and exit status 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # what was read as UTF-8 is written so
     try:
-        app(prog_name="hmmlm")
-    except InputError as error:
-        print(f"hmmlm: {error}", file=sys.stderr)
+        status = app(prog_name="hmmlm", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader, such as head, has enough; the interpreter must not try to flush again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except (KeyboardInterrupt, typer.Abort):
+        status = STOPPED
+    except Exception as error:
+        sentence = _sentence(error)
+        if sentence is None:
+            raise
+        if sentence:
+            print(f"hmmlm: {sentence}", file=sys.stderr)
         sys.exit(2)
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"hmmlm: {where}{error.strerror or error}.", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
+    if status == STOPPED:
         print("hmmlm: stopped.", file=sys.stderr)
-        sys.exit(130)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _sentence(error: Exception) -> str | None:
+    """What to tell a user whose mistake this was; None if it was not one."""
+    if isinstance(error, InputError):
+        return str(error)
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}."
+    if isinstance(error, MemoryError) or _is_out_of_memory(error):
+        return "There is not enough memory for this; use fewer states, shorter lines or less text."
+    format_message = getattr(error, "format_message", None)
+    if format_message is not None:  # a usage error, whichever click typer brings along
+        message = format_message().rstrip(".")
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "hmmlm"
+        return f"{message}; see {command} --help." if message else ""
+    return None
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    # torch raises RuntimeError on a CPU and a subclass of it on a GPU.
+    words = ("can't allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)

@@ -1,14 +1,24 @@
 """Commands that ask something of a model."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from hmmlm.cli.output import Device, Json, console, pick_device, print_json, progress_bar
+from hmmlm.cli.output import (
+    Device,
+    EmptyLines,
+    Json,
+    console,
+    pick_device,
+    print_json,
+    progress_bar,
+    readable,
+    say,
+    whole,
+)
 from hmmlm.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,9 +27,6 @@ if TYPE_CHECKING:
 Folder = Annotated[Path, typer.Argument(help="A model's folder.")]
 Text = Annotated[
     Path | None, typer.Argument(help="A text file, one sentence per line; by default stdin.")
-]
-EmptyLines = Annotated[
-    str, typer.Option(help="What an empty line means: refuse, keep (only <eos>) or skip.")
 ]
 
 
@@ -30,7 +37,7 @@ def evaluate(
     mode: Annotated[
         str, typer.Option(help="sentence, streaming or 'window N' (docs/evaluation.md).")
     ] = "sentence",
-    empty_lines: EmptyLines = "refuse",
+    empty_lines: EmptyLines = None,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
@@ -45,13 +52,19 @@ def evaluate(
     if corpus.is_dir():
         opened = Corpus.open(corpus)
         check_vocabulary(opened, loaded.tokenizer)
-        tokens = opened.split(split or "test")
+        wanted = "test" if split is None else split
+        if wanted not in opened.splits:
+            raise InputError(
+                f"{corpus} has no split {wanted!r}; choose one with --split "
+                f"{' or --split '.join(opened.splits)}."
+            )
+        tokens = opened.split(wanted)
     else:
         if split is not None:
             raise InputError(f"--split {split} needs a corpus folder; {corpus} is one text.")
         import numpy as np
 
-        lines = loaded.tokenizer.encode_lines(read_lines(corpus, empty_lines=empty_lines))
+        lines = loaded.encode(read_lines(corpus, empty_lines=empty_lines or "refuse"))
         tokens = TokenArray.from_ids(np.concatenate(list(lines)), eos_id=loaded.tokenizer.eos_id)
     with progress_bar("Evaluating", len(tokens)) as bar:
         result = run(
@@ -62,7 +75,7 @@ def evaluate(
             device=loaded.hmm.device,
             progress=lambda done: bar.advance(bar.task_ids[0], done),
         )
-    console.print(
+    say(
         f"perplexity {result.perplexity:.3f} over {result.tokens:,} tokens, mode {result.mode} "
         f"({result.nats:,.1f} nats; rows of the model sum to one within {result.max_row_error:.1e})"
     )
@@ -73,7 +86,7 @@ def evaluate(
 def score(
     model: Folder,
     text: Text = None,
-    empty_lines: EmptyLines = "refuse",
+    empty_lines: EmptyLines = None,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
@@ -86,10 +99,8 @@ def score(
     loaded = _load(model, device)
     found: list[Any] = []
     tokens, nats = 0, 0.0
-    with progress_bar("Scoring", None) as bar:
-        for ids, log_probs in loaded.score_ids(
-            loaded.tokenizer.encode_lines(_lines(text, empty_lines))
-        ):
+    with progress_bar("Scoring", None, prints=not json) as bar:
+        for ids, log_probs in loaded.score_ids(loaded.encode(_lines(text, empty_lines))):
             tokens += len(ids)
             nats -= float(log_probs.sum(dtype=np.float64))
             bar.update(bar.task_ids[0], details=f"{tokens:,} tokens")
@@ -110,35 +121,49 @@ def tag(
     posterior: Annotated[
         bool, typer.Option("--posterior", help="Each token's best state on its own.")
     ] = False,
-    empty_lines: EmptyLines = "refuse",
+    empty_lines: EmptyLines = None,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
     """The hidden state of every token, written token/state: the best path, or token by token."""
     loaded = _load(model, device)
-    tagger = loaded.tag if posterior else loaded.viterbi
-    tagged = tagger(_lines(text, empty_lines))
+    states: list[list[int]] = []
+    tokens = 0
+    with progress_bar("Tagging", None, prints=not json) as bar:
+        for line in loaded.tag_lines(_lines(text, empty_lines), posterior=posterior):
+            tokens += len(line.tokens)
+            bar.update(bar.task_ids[0], details=f"{tokens:,} tokens")
+            if json:
+                states.append(line.states)
+            else:
+                pairs = (f"{w}/{z}" for w, z in zip(line.tokens, line.states, strict=True))
+                sys.stdout.write(" ".join(pairs) + "\n")
     if json:
-        print_json(
-            {"tokens": sum(len(line.tokens) for line in tagged), "states": [t.states for t in tagged]}
-        )
-        return
-    for line in tagged:
-        pairs = (f"{w}/{z}" for w, z in zip(line.tokens, line.states, strict=True))
-        sys.stdout.write(" ".join(pairs) + "\n")
+        print_json({"tokens": tokens, "states": states})
 
 
 def sample(
     model: Folder,
-    count: Annotated[int, typer.Option("--count", "-n", help="How many texts.")] = 1,
-    prompt: Annotated[str, typer.Option(help="Go on after this text.")] = "",
-    length: Annotated[int, typer.Option(help="Most tokens to draw.")] = 100,
-    seed: Annotated[int | None, typer.Option(help="Seed; by default a new one each time.")] = None,
+    count: Annotated[
+        int, typer.Option("--count", "-n", help="How many texts.", parser=whole(1), metavar="N")
+    ] = 1,
+    prompt: Annotated[
+        str, typer.Option(help="Go on after this text.", parser=readable, metavar="TEXT")
+    ] = "",
+    length: Annotated[
+        int, typer.Option(help="Most tokens to draw.", parser=whole(1), metavar="N")
+    ] = 100,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Seed; by default a new one each time.", parser=whole(0), metavar="N"),
+    ] = None,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
     """Text drawn from a model, one per line."""
-    texts = _load(model, device).sample(count, prompt=prompt, length=length, seed=seed)
+    loaded = _load(model, device)
+    with progress_bar("Sampling", None):
+        texts = loaded.sample(count, prompt=prompt, length=length, seed=seed)
     if json:
         print_json({"texts": texts})
         return
@@ -147,8 +172,13 @@ def sample(
 
 def next_tokens(
     model: Folder,
-    prompt: Annotated[str, typer.Argument(help="The text so far.")] = "",
-    k: Annotated[int, typer.Option("--k", "-k", help="How many tokens to show.")] = 10,
+    prompt: Annotated[
+        str, typer.Argument(help="The text so far.", parser=readable, metavar="TEXT")
+    ] = "",
+    k: Annotated[
+        int,
+        typer.Option("--k", "-k", help="How many tokens to show.", parser=whole(1), metavar="N"),
+    ] = 10,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
@@ -163,7 +193,10 @@ def next_tokens(
 
 def info(
     folder: Annotated[Path, typer.Argument(help="A model's or a corpus' folder.")],
-    states: Annotated[int, typer.Option(help="How many states to show by their words.")] = 0,
+    states: Annotated[
+        int,
+        typer.Option(help="How many states to show by their words.", parser=whole(0), metavar="N"),
+    ] = 0,
     json: Json = False,
 ) -> None:
     """What is in a model's folder, or a corpus'."""
@@ -173,23 +206,23 @@ def info(
         loaded = _load(folder, "cpu")
         result = _model_info(loaded)
         if states:
-            console.print(state_table(loaded, range(min(states, loaded.hmm.num_states))))
+            say_states(loaded, range(min(states, loaded.hmm.num_states)))
     for key, value in result.items():
-        shown = f"{value:,}" if isinstance(value, int) else str(value)
-        console.print(f"{key.replace('_', ' '):>20}  {shown}", markup=False)
+        say(f"{key.replace('_', ' '):>20}  {_shown(value)}")
     if json:
         print_json(result)
 
 
-def state_table(model: "Model", states: Any) -> Table:
-    """States by the words they emit most."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("state", justify="right")
-    table.add_column("most probable words", overflow="fold")
+def say_states(model: "Model", states: Iterable[int]) -> None:
+    """States by the words they emit most, as many as fit on a line."""
     for state in states:
-        words = (f"{word} {prob:.2f}" for word, prob in model.top_words(state, k=8))
-        table.add_row(str(state), "  ".join(words))
-    return table
+        line = f"{state:>8} "
+        for word, prob in model.top_words(state, k=8):
+            part = f" {word} {prob:.2f}"
+            if len(line) + len(part) > console.width:
+                break
+            line += part + " "
+        say(line.rstrip())
 
 
 def _model_info(model: "Model") -> dict[str, Any]:
@@ -224,10 +257,18 @@ def _corpus_info(folder: Path) -> dict[str, Any]:
 def _load(folder: Path, device: str) -> "Model":
     from hmmlm.model import Model
 
-    return Model.load(folder, device=pick_device(device))
+    place = pick_device(device)
+    with progress_bar(f"Loading {folder}", None):
+        return Model.load(folder, device=place)
 
 
-def _lines(text: Path | None, empty_lines: str) -> Iterator[str]:
+def _lines(text: Path | None, empty_lines: str | None) -> Iterator[str]:
     from hmmlm.data.corpus import read_lines
 
-    return read_lines("-" if text is None else text, empty_lines=empty_lines)
+    return read_lines("-" if text is None else text, empty_lines=empty_lines or "refuse")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key.replace('_', ' ')} {part}" for key, part in value.items())
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -6,9 +6,20 @@ from typing import Annotated, Any
 
 import typer
 
-from hmmlm.cli.output import Device, Json, console, pick_device, print_json, progress_bar
+from hmmlm.cli.output import (
+    Device,
+    EmptyLines,
+    Json,
+    pick_device,
+    positive,
+    print_json,
+    progress_bar,
+    say,
+    whole,
+    zero_or_more,
+)
 from hmmlm.errors import InputError
-from hmmlm.storage import refuse_existing
+from hmmlm.storage import check_space, refuse_existing
 
 
 def prepare(
@@ -24,16 +35,19 @@ def prepare(
         Path | None,
         typer.Option(help="A tokenizer.json or SentencePiece .model; by default words."),
     ] = None,
-    eos: Annotated[
-        str | None, typer.Option(help="The tokenizer's token that ends a line.")
-    ] = None,
-    min_count: Annotated[int, typer.Option(help="Rarer words become <unk>.")] = 1,
+    eos: Annotated[str | None, typer.Option(help="The tokenizer's token that ends a line.")] = None,
+    min_count: Annotated[
+        int, typer.Option(help="Rarer words become <unk>.", parser=whole(1), metavar="N")
+    ] = 1,
     max_size: Annotated[
-        int | None, typer.Option(help="Most words in the vocabulary, <unk> and <eos> included.")
+        int | None,
+        typer.Option(
+            help="Most words in the vocabulary, <unk> and <eos> included.",
+            parser=whole(3),
+            metavar="N",
+        ),
     ] = None,
-    empty_lines: Annotated[
-        str | None, typer.Option(help="What an empty line means: refuse, keep or skip.")
-    ] = None,
+    empty_lines: EmptyLines = None,
     json: Json = False,
 ) -> None:
     """Turn text into a corpus: numbered tokens in files that are read in place.
@@ -44,6 +58,8 @@ def prepare(
     from hmmlm.data.shards import write_corpus
     from hmmlm.data.tokenizer import Tokenizer
 
+    if (text / "corpus.json").exists():
+        raise InputError(f"{text} is already a prepared corpus; train on it with hmmlm train.")
     splits = find_splits(text)
     for name, path in (("valid", valid), ("test", test)):
         if path is not None:
@@ -52,7 +68,8 @@ def prepare(
     out = refuse_existing(Path(f"{name}.corpus") if out is None else out)
     if tokenizer is not None and (min_count, max_size) != (1, None):
         raise InputError(
-            "--min-count and --max-size make a vocabulary of words; they do not go with --tokenizer."
+            "--min-count and --max-size make a vocabulary of words and do not go with --tokenizer; "
+            "leave them out."
         )
     if tokenizer is not None:
         words = Tokenizer.load(tokenizer, eos)
@@ -69,11 +86,11 @@ def prepare(
         result = write_corpus(out, words, readers, progress=report)
     for split, counts in result["splits"].items():
         unknown = counts["unknown"] / counts["tokens"]
-        console.print(
+        say(
             f"{split:>6}  {counts['tokens']:>13,} tokens  {counts['sentences']:>11,} lines  "
             f"{unknown:.2%} <unk>"
         )
-    console.print(f"vocabulary of {result['vocab']:,}; written to {out}")
+    say(f"vocabulary of {result['vocab']:,}; written to {out}")
     if json:
         print_json({**result, "folder": str(out)})
 
@@ -81,12 +98,33 @@ def prepare(
 def train(
     corpus: Annotated[Path, typer.Argument(help="A corpus folder, made by prepare.")],
     out: Annotated[Path, typer.Option(help="The model folder to write.")],
-    states: Annotated[int, typer.Option(help="Number of hidden states.")] = 64,
-    epochs: Annotated[int, typer.Option(help="Passes over the training text.")] = 15,
-    learning_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 0.3,
-    batch_size: Annotated[int, typer.Option(help="Rows of packed sentences per step.")] = 16,
-    length: Annotated[int, typer.Option(help="Tokens in a row.")] = 128,
-    seed: Annotated[int, typer.Option(help="Seed of the start and of the order of sentences.")] = 0,
+    states: Annotated[
+        int, typer.Option(help="Number of hidden states.", parser=whole(1), metavar="N")
+    ] = 64,
+    epochs: Annotated[
+        int, typer.Option(help="Passes over the training text.", parser=whole(1), metavar="N")
+    ] = 10,
+    learning_rate: Annotated[
+        float, typer.Option(help="Highest learning rate.", parser=positive, metavar="NUMBER")
+    ] = 0.7,
+    weight_decay: Annotated[
+        float,
+        typer.Option(
+            help="Decay of the logits towards zero.", parser=zero_or_more, metavar="NUMBER"
+        ),
+    ] = 0.04,
+    batch_size: Annotated[
+        int, typer.Option(help="Rows of packed sentences per step.", parser=whole(1), metavar="N")
+    ] = 16,
+    length: Annotated[
+        int, typer.Option(help="Tokens in a row.", parser=whole(1), metavar="N")
+    ] = 64,
+    seed: Annotated[
+        int,
+        typer.Option(
+            help="Seed of the start and of the order of sentences.", parser=whole(0), metavar="N"
+        ),
+    ] = 0,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
@@ -97,7 +135,12 @@ def train(
     from hmmlm.data.shards import Corpus
 
     refuse_existing(out)
-    opened = Corpus.open(corpus)
+    if corpus.is_file():
+        raise InputError(
+            f"{corpus} is a file but must be a corpus folder; run hmmlm prepare on it."
+        )
+    with progress_bar(f"Checking {corpus}", None):
+        opened = Corpus.open(corpus)
     place = pick_device(device)
     result = fit(
         opened,
@@ -106,6 +149,7 @@ def train(
             "states": states,
             "epochs": epochs,
             "learning_rate": learning_rate,
+            "weight_decay": weight_decay,
             "batch_size": batch_size,
             "length": length,
             "seed": seed,
@@ -113,7 +157,7 @@ def train(
         device=place,
     )
     best = "" if result["val"] is None else f", validation perplexity {result['val']:.2f}"
-    console.print(f"{result['steps']:,} steps in {result['seconds']:.1f} s{best}; wrote {out}")
+    say(f"{result['steps']:,} steps in {result['seconds']:.1f} s{best}; wrote {out}")
     if json:
         print_json(result)
 
@@ -133,23 +177,25 @@ def fit(corpus: Any, out: Path, settings: dict[str, Any], *, device: str) -> dic
     from hmmlm.train.loop import train as train_loop
 
     tokens, words = corpus.split("train"), corpus.tokenizer
-    if settings["states"] < 1:
-        raise InputError(f"--states is {settings['states']} but must be at least 1.")
+    states = settings["states"]
+    check_space(out, 4 * states * (1 + states + words.vocab_size))
     generator = torch.Generator().manual_seed(settings["seed"])
     unigram = Unigram(tokens, words.vocab_size)
     parameters = Scalar(
-        Support.dense(words.vocab_size, settings["states"]),
+        Support.dense(words.vocab_size, states),
         word_probs=unigram.log_probs.exp().float(),
         generator=generator,
     ).to(device)
     batches = Packed(tokens, settings["batch_size"], settings["length"], seed=settings["seed"])
-    how = TrainSettings(epochs=settings["epochs"], learning_rate=settings["learning_rate"])
+    how = TrainSettings(
+        epochs=settings["epochs"],
+        learning_rate=settings["learning_rate"],
+        weight_decay=settings["weight_decay"],
+    )
 
     def validate(hmm: HMM) -> float:
         held_out = corpus.split("valid")
-        result = evaluate(
-            HmmLM(hmm), held_out, mode="sentence", eos_id=words.eos_id, device=device
-        )
+        result = evaluate(HmmLM(hmm), held_out, mode="sentence", eos_id=words.eos_id, device=device)
         return result.perplexity
 
     began, metrics, best = time.perf_counter(), [], None
@@ -171,5 +217,10 @@ def fit(corpus: Any, out: Path, settings: dict[str, Any], *, device: str) -> dic
     seconds = time.perf_counter() - began
     with torch.no_grad():
         model = Model(parameters().to("cpu"), words, {"training": {**settings, "device": device}})
-    model.save(out, metrics=metrics)
+    try:
+        model.save(out, metrics=metrics)
+    except (InputError, OSError) as error:
+        raise InputError(
+            f"Training ended after {seconds:.0f} s, but its model is lost: {error}"
+        ) from error
     return {"folder": str(out), "steps": steps, "seconds": round(seconds, 3), "val": best}

@@ -1,14 +1,15 @@
-"""What commands print: people read the lines, programs the last one."""
+"""What commands are told and what they print: people read the lines, programs the last one."""
 
-import json
 import math
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.padding import Padding
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -18,37 +19,124 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 from hmmlm.errors import InputError
+from hmmlm.storage import json_line
 
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
 
-Json = Annotated[bool, typer.Option("--json", help="Make the last line of the output JSON.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")]
+
+def whole(least: int) -> Callable[[Any], int]:
+    """Reads an option that is a whole number of at least `least`."""
+
+    def read(value: Any) -> int:
+        if not re.fullmatch(r"[+-]?\d+", str(value)) or int(value) < least:
+            raise typer.BadParameter(f"{str(value)!r} is not a whole number of at least {least}.")
+        if int(value) >= 1 << 63:  # where the seeds of the random generators end
+            raise typer.BadParameter(f"{value} is above the largest number possible, 2^63 - 1.")
+        return int(value)
+
+    return read
 
 
-def print_json(result: dict[str, Any]) -> None:
-    """One line of JSON; numbers that JSON does not have become null."""
-    sys.stdout.write(json.dumps(_plain(result), ensure_ascii=False, allow_nan=False) + "\n")
-    sys.stdout.flush()
+def positive(value: Any) -> float:
+    """Reads an option that is a number above zero."""
+    number = _number(value)
+    if not number > 0:
+        raise typer.BadParameter(f"{str(value)!r} is not a number above 0.")
+    return number
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
+def zero_or_more(value: Any) -> float:
+    """Reads an option that is a number of at least zero."""
+    number = _number(value)
+    if not number >= 0:
+        raise typer.BadParameter(f"{str(value)!r} is not a number of at least 0.")
+    return number
+
+
+def _number(value: Any) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        return math.nan
+    return number if math.isfinite(number) else math.nan
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    """Reads an option that is one of a few words."""
+
+    def read(value: str) -> str:
+        if value not in choices:
+            raise typer.BadParameter(f"{value!r} is not one of {', '.join(choices)}.")
+        return value
+
+    return read
+
+
+def readable(value: str) -> str:
+    """Reads text from the command line, where bytes that are not UTF-8 come as surrogates."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        byte = ord(value[error.start]) & 0xFF
+        raise typer.BadParameter(
+            f"byte 0x{byte:02x} is not UTF-8; write the text in UTF-8."
+        ) from None
     return value
 
 
+def device_name(value: str) -> str:
+    """Reads the name of a device; whether it is there is asked of torch later."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
+        raise typer.BadParameter(f"{value!r} is not one of cpu, cuda, cuda:N or auto.")
+    return value
+
+
+Json = Annotated[bool, typer.Option("--json", help="Make the last line of the output JSON.")]
+Device = Annotated[
+    str,
+    typer.Option(
+        help="cpu, cuda, cuda:N, or auto: a GPU if there is one.",
+        parser=device_name,
+        metavar="NAME",
+    ),
+]
+EmptyLines = Annotated[
+    str | None,
+    typer.Option(
+        help="What an empty line means: refuse, keep (only <eos>) or skip.",
+        parser=one_of("refuse", "keep", "skip"),
+        metavar="RULE",
+    ),
+]
+
+
+def say(text: str = "", *, heading: str = "", indent: int = 0) -> None:
+    """A line for people: wrapped at words in a terminal, and never where a program may read it."""
+    line = Text.assemble((heading, "bold"), " " if heading and text else "", text)
+    if console.is_terminal:
+        console.print(Padding(line, (0, 0, 0, indent), expand=False))
+    else:
+        console.print(" " * indent, line, sep="", soft_wrap=True)
+
+
+def print_json(result: dict[str, Any]) -> None:
+    """One line of JSON, never wrapped; numbers that JSON does not have become null."""
+    sys.stdout.write(json_line(result))
+    sys.stdout.flush()
+
+
 @contextmanager
-def progress_bar(what: str, total: int | None, *, details: str = "") -> Iterator[Progress]:
+def progress_bar(
+    what: str, total: int | None, *, details: str = "", prints: bool = False
+) -> Iterator[Progress]:
     """A bar on stderr that disappears when done; nothing is drawn where nobody watches.
 
-    The bar has one task, number 0; its field `details` is shown at the end.
+    The bar has one task, number 0; its field `details` is shown at the end. Where the work
+    `prints` to the same terminal, that is progress enough.
     """
     middle = [BarColumn(), MofNCompleteColumn()] if total is not None else [SpinnerColumn()]
     with Progress(
@@ -59,7 +147,10 @@ def progress_bar(what: str, total: int | None, *, details: str = "") -> Iterator
         TextColumn("{task.fields[details]}"),
         console=errors,
         transient=True,
-        disable=not errors.is_terminal,
+        disable=not errors.is_terminal or (prints and console.is_terminal),
+        # Redirected, what a command writes to stdout would come out on stderr, with the bar.
+        redirect_stdout=False,
+        redirect_stderr=False,
     ) as bar:
         bar.add_task(what, total=total, details=details)
         yield bar
@@ -71,9 +162,7 @@ def pick_device(name: str) -> str:
 
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError(f"--device {name} was asked for but torch finds no GPU; use --device cpu.")
-    try:
-        return str(torch.device(name))
-    except RuntimeError:
-        raise InputError(f"--device is {name!r} but must be cpu, cuda or auto.") from None
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name != "cpu" and int(name.partition(":")[2] or 0) >= count:
+        raise InputError(f"--device is {name} but torch finds {count} GPUs here; use --device cpu.")
+    return name

@@ -7,17 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from hmmlm.cli.asking import state_table
+from hmmlm.cli.asking import say_states
 from hmmlm.cli.making import fit
-from hmmlm.cli.output import Device, Json, console, pick_device, print_json
+from hmmlm.cli.output import Device, Json, pick_device, print_json, say, whole
 from hmmlm.storage import refuse_existing
 
 SETTINGS = {
-    "states": 128,
-    "epochs": 20,
-    "learning_rate": 0.3,
+    "states": 512,
+    "epochs": 10,
+    "learning_rate": 0.7,
+    "weight_decay": 0.04,
     "batch_size": 16,
-    "length": 128,
+    "length": 64,
     "seed": 0,
 }
 
@@ -26,8 +27,12 @@ def demo(
     out: Annotated[
         Path | None, typer.Option(help="The model folder to write; by default runs/demo.")
     ] = None,
-    epochs: Annotated[int, typer.Option(help="Passes over the text.")] = SETTINGS["epochs"],
-    states: Annotated[int, typer.Option(help="Number of hidden states.")] = SETTINGS["states"],
+    epochs: Annotated[
+        int, typer.Option(help="Passes over the text.", parser=whole(1), metavar="N")
+    ] = SETTINGS["epochs"],
+    states: Annotated[
+        int, typer.Option(help="Number of hidden states.", parser=whole(1), metavar="N")
+    ] = SETTINGS["states"],
     device: Device = "auto",
     json: Json = False,
 ) -> None:
@@ -35,15 +40,19 @@ def demo(
     folder = _free_folder(Path("runs/demo")) if out is None else refuse_existing(out)
     began = time.perf_counter()
     place = pick_device(device)
+    from hmmlm.model import Model
+
     with tempfile.TemporaryDirectory() as scratch:
         corpus = _prepare(Path(scratch) / "corpus")
         result = fit(corpus, folder, {**SETTINGS, "epochs": epochs, "states": states}, device=place)
-        numbers = _compare(corpus, folder)
-    _ask(folder)
+        model = Model.load(folder)
+        numbers = _compare(corpus, model)
+    _ask(model)
     seconds = time.perf_counter() - began
-    console.print(f"\n[bold]{seconds:.0f} s in all.[/bold] The model is in {folder}; now try:")
-    console.print(f"  hmmlm next {folder} 'the value of the'")
-    console.print(f"  hmmlm sample {folder} -n 5")
+    say()
+    say(f"The model is in {folder}; now try:", heading=f"{seconds:.0f} s in all.")
+    say(f"hmmlm next {folder} 'the value of the'", indent=3)
+    say(f"hmmlm sample {folder} -n 5", indent=3)
     if json:
         print_json({**result, **numbers, "seconds": round(seconds, 3)})
 
@@ -53,25 +62,24 @@ def _prepare(folder: Path) -> Any:
     from hmmlm.data.shards import Corpus, write_corpus
     from hmmlm.data.tokenizer import Tokenizer
 
-    console.print("[bold]1. Text:[/bold] the help topics of Python (pydoc_data.topics)")
-    train, held_out = builtin_sentences()
-    words = Tokenizer.words(train, min_count=2)
-    summary = write_corpus(folder, words, {"train": train, "valid": held_out})
+    say("the help topics of Python (pydoc_data.topics)", heading="1. Text:")
+    splits = builtin_sentences()
+    words = Tokenizer.words(splits["train"], min_count=2)
+    summary = write_corpus(folder, words, splits)
     counts = summary["splits"]
-    console.print(
-        f"   {counts['train']['tokens']:,} tokens in {len(train):,} sentences to train on, "
-        f"{counts['valid']['tokens']:,} held out, {summary['vocab']:,} words"
+    say(
+        f"{counts['train']['tokens']:,} tokens in {len(splits['train']):,} sentences to train on, "
+        f"{counts['test']['tokens']:,} to test, {summary['vocab']:,} words",
+        indent=3,
     )
-    console.print("[bold]2. Training[/bold] a hidden Markov model by gradient descent")
+    say("a hidden Markov model by gradient descent", heading="2. Training")
     return Corpus.open(folder)
 
 
-def _compare(corpus: Any, folder: Path) -> dict[str, float]:
+def _compare(corpus: Any, model: Any) -> dict[str, float]:
     from hmmlm.baselines.ngram import KneserNeyBigram, Unigram
     from hmmlm.evaluate import HmmLM, evaluate
-    from hmmlm.model import Model
 
-    model = Model.load(folder)
     words = corpus.tokenizer
     rivals = {
         "unigram": Unigram(corpus.split("train"), words.vocab_size),
@@ -80,35 +88,34 @@ def _compare(corpus: Any, folder: Path) -> dict[str, float]:
             corpus.split("train"), words.vocab_size, eos_id=words.eos_id
         ),
     }
-    console.print("[bold]3. Perplexity[/bold] on the held-out sentences (lower is better)")
+    say("on the test sentences (lower is better)", heading="3. Perplexity")
     numbers = {}
     for name, rival in rivals.items():
-        found = evaluate(rival, corpus.split("valid"), mode="sentence", eos_id=words.eos_id)
+        found = evaluate(rival, corpus.split("test"), mode="sentence", eos_id=words.eos_id)
         numbers[name.split(",")[0].lower().replace(" ", "_")] = found.perplexity
-        console.print(f"   {name:<20} {found.perplexity:8.1f}")
+        say(f"{name:<20} {found.perplexity:8.1f}", indent=3)
     return numbers
 
 
-def _ask(folder: Path) -> None:
+def _ask(model: Any) -> None:
     import torch
 
-    from hmmlm.model import Model
-
-    model = Model.load(folder)
     # The states used most, by the chain's own long-run frequencies.
     use = torch.full((model.hmm.num_states,), 1 / model.hmm.num_states)
     for _ in range(100):
         use = use @ model.hmm.transitions.rows(0, model.hmm.num_states).exp()
-    console.print("[bold]4. Ten states[/bold] by their most probable words")
-    often = use.topk(min(10, len(use))).indices.tolist()
-    console.print(state_table(model, often))
-    console.print("[bold]5. Three sentences[/bold] drawn from the model")
+    # Many states are one word each; those that share words show what the model has learnt.
+    often = use.sort(descending=True).indices.tolist()
+    often = [state for state in often if model.top_words(state, k=1)[0][1] < 0.5][:10]
+    say("by their most probable words", heading=f"4. {len(often)} states")
+    say_states(model, often)
+    say("drawn from the model", heading="5. Three sentences")
     for text in model.sample(3, length=40, seed=1):
-        console.print(f"   {text}", markup=False)
-    console.print("[bold]6. One sentence[/bold] with its most probable states")
+        say(text, indent=3)
+    say("with its most probable states", heading="6. One sentence")
     tagged = model.viterbi("the value of the expression is a string .")[0]
     pairs = zip(tagged.tokens, tagged.states, strict=True)
-    console.print("   " + " ".join(f"{word}/{state}" for word, state in pairs), markup=False)
+    say(" ".join(f"{word}/{state}" for word, state in pairs), indent=3)
 
 
 def _free_folder(path: Path) -> Path:

@@ -1,42 +1,36 @@
 """English text that every Python interpreter ships: the help topics of `pydoc`."""
 
-import hashlib
 import re
+import zlib
 
-_WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*|[^\w\s]")
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
-_HELD_OUT = 10
-"""One sentence in this many is held out."""
+_MARKUP = re.compile(r'\*\*|``|`|\*(?=\w)|(?<=\w)\*|"(?=\w)|(?<=[\w)])"')
+_SENTENCE_END = re.compile(r'(?<=[.!?:])\s+(?=[A-Z"(])')
+_WORD = re.compile(r"[^\W\d]+(?:['\u2019][a-z]+)?|\d+|[^\w\s]")
+_EXAMPLE = re.compile(
+    r">>>|::=|^\s+(?:def|class|for|if|try|import|return|with|print)\b.*[:()]$", re.M
+)
 
 
-def builtin_sentences() -> tuple[list[str], list[str]]:
-    """Sentences of `pydoc_data.topics`, tokenised and in lower case: (training, held out).
+def builtin_sentences() -> dict[str, list[str]]:
+    """Sentences of `pydoc_data.topics`, tokenised and in lower case: train, valid and test.
 
-    Each sentence occurs once. Which are held out depends on their text alone, so the split is the
-    same on every machine with the same Python.
+    Each sentence occurs once. Its split depends on its text alone, so that it is the same on every
+    machine with the same Python: of twenty, one is for validation and two are for testing.
     """
     from pydoc_data.topics import topics
 
-    train: dict[str, None] = {}
-    held_out: dict[str, None] = {}
+    splits: dict[str, dict[str, None]] = {"train": {}, "valid": {}, "test": {}}
     for topic in sorted(topics):
         for paragraph in re.split(r"\n\s*\n", topics[topic]):
-            if _is_prose(paragraph):
-                for sentence in _SENTENCE_END.split(" ".join(paragraph.split())):
-                    words = _WORD.findall(sentence.replace("*", "").replace("`", "").lower())
-                    if _is_sentence(words):
-                        line = " ".join(words)
-                        number = int.from_bytes(hashlib.sha256(line.encode()).digest()[:4], "big")
-                        (train if number % _HELD_OUT else held_out)[line] = None
-    return list(train), list(held_out)
-
-
-def _is_prose(paragraph: str) -> bool:
-    """Not a piece of code, a grammar or a table."""
-    marks = (">>>", "::=", "...", "+---", "====", "----", "   |")
-    return not any(mark in paragraph for mark in marks)
-
-
-def _is_sentence(words: list[str]) -> bool:
-    spelt = sum(word[0].isalpha() for word in words)
-    return 4 <= len(words) <= 80 and words[-1] in ".!?:" and spelt >= 0.65 * len(words)
+            if _EXAMPLE.search(paragraph):
+                continue  # code, or a grammar
+            text = _MARKUP.sub("", " ".join(paragraph.split()))
+            for sentence in _SENTENCE_END.split(text):
+                words = _WORD.findall(sentence.lower())
+                spelt = sum(word.isalpha() for word in words)
+                if len(words) >= 3 and spelt >= 0.5 * len(words):
+                    line = " ".join(words)
+                    number = zlib.crc32(line.encode()) % 20
+                    name = "test" if number < 2 else "valid" if number == 2 else "train"
+                    splits[name][line] = None
+    return {name: list(lines) for name, lines in splits.items()}

@@ -40,8 +40,8 @@ class TextSplits(NamedTuple):
 def read_lines(path: str | os.PathLike[str], *, empty_lines: str = "refuse") -> Iterator[str]:
     """The lines of a UTF-8 text file (also `.xz` and `.gz`), one at a time.
 
-    "-" is standard input. A line ends at \\n or \\r\\n. One that has only whitespace is empty: refused, kept as "" (a
-    sentence of only `<eos>`), or skipped. Memory: one line.
+    "-" is standard input. A line ends at \\n or \\r\\n. One that has only whitespace is empty:
+    refused, kept as "" (a sentence of only `<eos>`), or skipped. Memory: one line.
     """
     path = Path(path)
     if empty_lines not in EMPTY_LINES:

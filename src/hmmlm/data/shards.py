@@ -147,8 +147,8 @@ def write_corpus(
     """Encode the lines of each split into a new folder; nothing is left there after an error.
 
     `progress(split, tokens so far)` is called after each stretch written. Returns
-    {"splits": {name: {"tokens", "sentences", "unknown"}}, "vocab"}. Memory: about 100
-    megabytes at most, whatever the size of the text.
+    {"splits": {name: {"tokens", "sentences", "unknown"}}, "vocab"}. Memory: under 200
+    megabytes, whatever the size of the text.
     """
     if shard_tokens < 1:
         raise InputError(f"shard_tokens is {shard_tokens:,} but must be at least 1.")

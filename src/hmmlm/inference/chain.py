@@ -9,7 +9,7 @@ from torch import Tensor
 from hmmlm.errors import InputError
 from hmmlm.hmm import HMM
 from hmmlm.ops.links import Link, Table, Tiles, Wide, gather, spread
-from hmmlm.ops.messages import reference
+from hmmlm.ops.messages import reference, scaled
 from hmmlm.results import Belief
 
 MISSING = -1
@@ -38,8 +38,8 @@ class Chain:
         tokens, lengths = tokens.to(hmm.device), lengths.to(hmm.device)
         if belief is not None and belief.fresh.shape[0] != tokens.shape[0]:
             raise InputError(
-                f"The belief has {belief.fresh.shape[0]:,} rows but tokens has {tokens.shape[0]:,}; "
-                f"carry one row of belief for each row of tokens."
+                f"The belief has {belief.fresh.shape[0]:,} rows but tokens has "
+                f"{tokens.shape[0]:,}; carry one row of belief for each row of tokens."
             )
         self.hmm = hmm
         self.lengths = lengths  # (B,)
@@ -59,7 +59,7 @@ class Chain:
             [False] * tokens.shape[1] if self.dense else self.missing.any(0).tolist()
         )
         self.any_restart: list[bool] = self.restart.any(0).tolist()
-        self.table = Table(hmm.transitions) if table is None else table
+        self.table = make_table(hmm) if table is None else table
 
     @property
     def batch(self) -> int:
@@ -71,7 +71,7 @@ class Chain:
 
     @cached_property
     def missing_rows(self) -> Bool[Tensor, "B T"]:
-        """Where a missing token needs more states than a word has: its distribution is kept apart."""
+        """Where a missing token needs more states than a word has: it is kept apart."""
         return torch.zeros_like(self.missing) if self.dense else self.missing
 
     @cached_property
@@ -89,6 +89,18 @@ class Chain:
             reset_id=self.reset_id,
             table=self.table,
         )
+
+    def widened(self, rows: Int[Tensor, " N"]) -> tuple["Chain", str]:
+        """Some of the rows, and the arithmetic that keeps digits which `scaled` lost there.
+
+        For matrix products that is float64 first, many times faster than log space.
+        """
+        part = self.select(rows)
+        if not self.dense or self.hmm.dtype == torch.float64:
+            return part, "reference"
+        part.hmm = self.hmm.to(dtype=torch.float64)
+        part.table = make_table(part.hmm)
+        return part, "scaled"
 
     def states(self, step: int) -> Int[Tensor, "B K"] | None:
         """The local ids of the states of a step, padded with -1; None when it has all of them."""
@@ -130,7 +142,7 @@ class Chain:
         if self.belief is None or bool(self.restart[:, 0].all()):
             return initial
         message, link = self.entry()
-        prediction, _ = reference.push(link, message)
+        prediction = predict(link, message)
         return torch.where(self.restart[:, :1], initial, prediction)
 
     def entry(self) -> tuple[Float[Tensor, "B K"], Link]:
@@ -149,15 +161,33 @@ class Chain:
             return message, self.tiles(sources, destinations)
         return message, Wide(self.table, sources, None)
 
-    def belief_at_end(
-        self, states: Int[Tensor, "B W"], log_probs: Float[Tensor, "B W"]
-    ) -> Belief:
+    def belief_at_end(self, states: Int[Tensor, "B W"], log_probs: Float[Tensor, "B W"]) -> Belief:
         """The belief to carry on with, given the last step's states and log-probabilities."""
         last = self.tokens.gather(1, self.lengths[:, None] - 1)[:, 0]
         fresh = torch.zeros_like(last, dtype=torch.bool)
         if self.reset_id is not None:
             fresh = last == self.reset_id
         return Belief(self.hmm.global_states(states), log_probs, fresh)
+
+
+def predict(link: Link, log_message: Float[Tensor, "B K"]) -> Float[Tensor, "B L"]:
+    """log sum_i exp(log_message_i) p(j | i) for every j, in log space where digits would be lost."""
+    if isinstance(link, Tiles):
+        return reference.push(link, log_message)[0]
+    probs, _ = scaled.push(link, log_message.exp())
+    log_probs = probs.log()
+    low = (probs < scaled.lowest(probs.dtype)).any(1)
+    if low.any():
+        sources = None if link.sources is None else link.sources[low]
+        destinations = None if link.destinations is None else link.destinations[low]
+        exact, _ = reference.push(Wide(link.table, sources, destinations), log_message[low])
+        log_probs[low] = exact
+    return log_probs
+
+
+def make_table(hmm: HMM) -> Table:
+    """The transition table as links use it: whole where every step goes through all of it."""
+    return Table(hmm.transitions, keep=hmm.support.is_dense)
 
 
 def check_tokens(
@@ -195,7 +225,7 @@ def check_tokens(
     if outside.any():
         raise InputError(
             f"tokens has id {int(tokens[outside][0]):,} but this vocabulary ends at "
-            f"{vocab_size - 1:,} (-1 marks a missing token); re-encode the text with this vocabulary."
+            f"{vocab_size - 1:,} (-1 marks a missing token); re-encode the text with it."
         )
     if reset_id is not None and not 0 <= reset_id < vocab_size:
         raise InputError(

@@ -95,7 +95,8 @@ class _Evidence(torch.autograd.Function):
 def score_chain(chain: Chain, name: str, record: StateProbs | None = None) -> LogProb:
     """The forward pass, with every filtered message written to `record` if there is one."""
     if name == SCAN:
-        return run_pieces(Scan(chain), _forward_rows, record)
+        doubt = torch.zeros(chain.batch, dtype=torch.bool, device=chain.hmm.device)
+        return run_pieces(Scan(chain), _forward_rows, _forward_rows, doubt, record)
     return run_rows(chain, name, _forward_rows, record)
 
 
@@ -118,26 +119,37 @@ class Pass(Protocol):
 
 
 def run_rows(chain: Chain, name: str, run: Pass, record: StateProbs | None) -> LogProb:
-    """Runs a pass over all rows, and once more in log space over those that lost digits."""
-    scores = torch.zeros(chain.active.shape, dtype=chain.hmm.dtype, device=chain.hmm.device)
-    final = LastMessage(chain)
+    """Runs a pass over all rows, and again, in a wider arithmetic, over those that lost digits."""
     everything = torch.arange(chain.batch, device=chain.hmm.device)
-    low = run(chain, name, everything, scores, final, record)
-    if name != "reference" and low.any():
-        rows = low.nonzero().flatten()
-        part = chain.select(rows)
-        scores_part, final_part = scores[rows], LastMessage(part)
-        record_part = None if record is None else empty_state_probs(part)
-        run(part, "reference", rows, scores_part, final_part, record_part)
-        scores[rows] = scores_part
-        final.replace(rows, final_part)
-        if record is not None and record_part is not None:
-            replace_rows(record, record_part, rows)
+    scores, final = _run_widening(chain, name, run, everything, record)
     return LogProb(scores, scores.double().sum(1), final.belief())
 
 
-def run_pieces(scan: Scan, run: Pass, record: StateProbs | None) -> LogProb:
-    """Runs a pass over all pieces of a text at once, each from the belief at its start."""
+def _run_widening(
+    chain: Chain, name: str, run: Pass, rows: Int[Tensor, " B"], record: StateProbs | None
+) -> tuple[Float[Tensor, "B T"], "LastMessage"]:
+    scores = torch.zeros(chain.active.shape, dtype=chain.hmm.dtype, device=chain.hmm.device)
+    final = LastMessage(chain)
+    low = run(chain, name, rows, scores, final, record)
+    if name != "reference" and low.any():
+        lost = low.nonzero().flatten()
+        part, wider = chain.widened(lost)
+        part_record = None if record is None else empty_state_probs(part)
+        part_scores, part_final = _run_widening(part, wider, run, rows[lost], part_record)
+        scores[lost] = part_scores.to(scores.dtype)
+        final.replace(lost, part_final)
+        if record is not None and part_record is not None:
+            replace_rows(record, part_record, lost)
+    return scores, final
+
+
+def run_pieces(
+    scan: Scan, run: Pass, run_whole: Pass, doubt: Bool[Tensor, " B"], record: StateProbs | None
+) -> LogProb:
+    """Runs a pass over all pieces of a text at once, each from the belief at its start.
+
+    Rows in doubt, and those where the products of matrices lost digits, run as a whole instead.
+    """
     pieces, low = scan.forward()
     record_pieces = None if record is None else empty_state_probs(pieces)
     result = run_rows(pieces, "scaled", run, record_pieces)
@@ -145,15 +157,16 @@ def run_pieces(scan: Scan, run: Pass, record: StateProbs | None) -> LogProb:
     belief = scan.last(result.belief)
     if record is not None and record_pieces is not None:
         scan.join_states(record_pieces, record)
+    low = low | doubt
     if low.any():
         rows = low.nonzero().flatten()
         part = scan.chain.select(rows)
-        record_part = None if record is None else empty_state_probs(part)
-        redone = run_rows(part, "reference", run, record_part)
+        part_record = None if record is None else empty_state_probs(part)
+        redone = run_rows(part, "scaled", run_whole, part_record)
         scores[rows] = redone.token_log_probs
         belief.log_probs[rows] = redone.belief.log_probs
-        if record is not None and record_part is not None:
-            replace_rows(record, record_part, rows)
+        if record is not None and part_record is not None:
+            replace_rows(record, part_record, rows)
     return LogProb(scores, scores.double().sum(1), belief)
 
 
@@ -212,8 +225,10 @@ class LastMessage:
         start: int = 0,
     ) -> None:
         """Takes the rows that end in a stretch whose messages were all kept."""
-        kept = messages.unbind(1) if isinstance(messages, Tensor) else messages
-        for step, message in enumerate(kept, start):
+        size = messages.shape[1] if isinstance(messages, Tensor) else len(messages)
+        for step in [t for t in self.ends if start <= t < start + size]:
+            at = step - start
+            message = messages[:, at] if isinstance(messages, Tensor) else messages[at]
             self.visit(step, step + 1, message, leave)
 
     def replace(self, rows: Tensor, other: "LastMessage") -> None:
@@ -221,7 +236,7 @@ class LastMessage:
         width = other.states.shape[1]
         self.states[rows], self.log_probs[rows] = -1, -torch.inf
         self.states[rows, :width] = other.states
-        self.log_probs[rows, :width] = other.log_probs
+        self.log_probs[rows, :width] = other.log_probs.to(self.log_probs.dtype)
 
     def belief(self) -> Belief:
         return self.chain.belief_at_end(self.states, self.log_probs)
@@ -288,7 +303,8 @@ def write_states(
 
 def replace_rows(record: StateProbs, part: StateProbs, rows: Tensor) -> None:
     """Overwrites some rows of a record with those of another."""
-    record.log_probs[rows] = part.log_probs
+    like = record.log_probs.dtype
+    record.log_probs[rows] = part.log_probs.to(like)
     if record.missing_log_probs.numel():
         order = (record.missing.flatten().cumsum(0).view_as(record.missing.long()) - 1)[rows]
-        record.missing_log_probs[order[part.missing]] = part.missing_log_probs
+        record.missing_log_probs[order[part.missing]] = part.missing_log_probs.to(like)

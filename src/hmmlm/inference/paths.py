@@ -49,12 +49,7 @@ def sample_paths(
     chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id)
     name, _ = choose(implementation)
     with torch.no_grad():
-        states, low = _sample_paths(chain, name, num_samples, generator)
-        if name != "reference" and low.any():
-            rows = low.nonzero().flatten()
-            redone, _ = _sample_paths(chain.select(rows), "reference", num_samples, generator)
-            states[rows] = redone
-    return PathSamples(states)
+        return PathSamples(_sample_paths(chain, name, num_samples, generator))
 
 
 def _viterbi(chain: Chain) -> BestPath:
@@ -103,7 +98,7 @@ class LastBest:
 
 def _sample_paths(
     chain: Chain, name: str, num_samples: int, generator: torch.Generator | None
-) -> tuple[Int[Tensor, "B N T"], Tensor]:
+) -> Int[Tensor, "B N T"]:
     passes = recursion(chain, name)
     forward = passes.forward(0, chain.steps, None, keep=True)
     messages = forward.messages
@@ -122,7 +117,11 @@ def _sample_paths(
         slot = torch.where(possible[:, None], _draw(weights, generator), slot.clamp(max=0))
         inside = (chain.active[:, step] & possible)[:, None]
         paths[:, :, step] = torch.where(inside, _state_at(chain, step, slot), -1)
-    return paths, forward.low
+    if name != "reference" and forward.low.any():
+        rows = forward.low.nonzero().flatten()
+        part, wider = chain.widened(rows)
+        paths[rows] = _sample_paths(part, wider, num_samples, generator)
+    return paths
 
 
 def _into(chain: Chain, step: int, slot: Int[Tensor, "B N"]) -> Float[Tensor, "B N W"]:
@@ -151,4 +150,3 @@ def _local_at(chain: Chain, step: int, slot: Int[Tensor, "B N"]) -> Int[Tensor, 
 def _state_at(chain: Chain, step: int, slot: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
     """The global ids of states given by their place in a step."""
     return chain.hmm.global_states(_local_at(chain, step, slot))
-

@@ -6,6 +6,7 @@ Both offer the same three methods, so that every inference function is written o
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from types import ModuleType
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from hmmlm.inference.chain import Chain
 from hmmlm.ops import dense_chain
-from hmmlm.ops.links import CountSums
+from hmmlm.ops.links import CountSums, least_probability
 from hmmlm.ops.messages import scaled
 
 STRETCH = 1 << 20
@@ -28,8 +29,7 @@ class Forward(NamedTuple):
     messages: Sequence[Tensor] | Tensor  # (B, W) per step, or one (B, C, Z); empty when not kept
     last: Tensor  # (B, W): the message to go on with
     log_probs: Float[Tensor, "B C"]
-    low: Bool[Tensor, " B"]  # rows that lost digits and must be redone in log space
-    emission: Tensor | None = None  # (B, C, Z) probabilities, where a dense pass kept them
+    low: Bool[Tensor, " B"]  # rows that lost digits and must be redone in a wider arithmetic
 
 
 class Backward(NamedTuple):
@@ -112,7 +112,9 @@ class Stepwise:
             link = chain.link(step)
             if sums is not None and rows is not None:
                 low |= math.add_pairs(link, sums, previous, weight, rows & through)
-            back = torch.where(through[:, None], math.pull(link, weight), math.one)
+            back, lost = math.pull(link, weight)
+            low |= lost & through
+            back = torch.where(through[:, None], back, math.one)
         assert back is not None
         return Backward(posteriors[::-1], back, low)
 
@@ -124,9 +126,27 @@ class DenseScaled:
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
-        self.probs = chain.table.probs
         self.initial = chain.hmm.log_init.exp()
         self.loops, _ = dense_chain.choose(chain.hmm.device, chain.hmm.num_states)
+
+    @cached_property
+    def exact_zeros(self) -> bool:
+        """Whether a product of zero can only come from impossible transitions.
+
+        So it is unless the smallest probability times the smallest number that a message may hold
+        is too small for a number.
+        """
+        info, log_init = torch.finfo(self.initial.dtype), self.chain.hmm.log_init
+        least = min(self.chain.table.least, least_probability(log_init))
+        return least * scaled.lowest(self.initial.dtype) >= info.tiny
+
+    @cached_property
+    def ahead(self) -> Tensor:
+        return self.loops.pack(self.chain.table.probs)
+
+    @cached_property
+    def behind(self) -> Tensor:
+        return self.loops.pack(self.chain.table.probs.T)
 
     @property
     def stretch(self) -> int:
@@ -135,33 +155,38 @@ class DenseScaled:
     def forward(self, start: int, stop: int, message: Tensor | None, *, keep: bool) -> Forward:
         """Steps from `start` up to `stop`; `message` is that of the step before, None at the start."""
         chain = self.chain
-        emission = chain.hmm.log_emit[chain.tokens[:, start:stop].clamp(min=0)].exp_()
-        missing = chain.missing[:, start:stop]
-        if missing.any():
-            emission.masked_fill_(missing[:, :, None], 1.0)
-        messages = torch.empty_like(emission) if keep else None
-        scales = emission.new_empty(emission.shape[:2])
+        tokens, log_emit = chain.tokens[:, start:stop], chain.hmm.log_emit
+        size = (*tokens.shape, chain.hmm.num_states)
+        messages = self.initial.new_empty(size) if keep else None
+        scales = self.initial.new_empty(size[:2])
+        low = torch.zeros(chain.batch, dtype=torch.bool, device=self.initial.device)
         begin = 0
-        if message is None:
-            message, scales[:, 0], _ = scaled.normalise(scaled.enter(chain.first) * emission[:, 0])
+        if message is None and chain.belief is None:
+            message = self.initial.expand(chain.batch, -1)  # not read: every row restarts
+        elif message is None:
+            prediction, log_emission = scaled.enter(chain.first), chain.emission(0)
+            joint = prediction * log_emission.exp()
+            message, scales[:, 0] = scaled.normalise(joint)
+            possible = torch.isfinite(chain.first) & torch.isfinite(log_emission)
+            low = ((joint < scaled.lowest(joint.dtype)) & possible).any(1)
             if messages is not None:
                 messages[:, 0] = message
             begin = 1
         message = self.loops.forward(
             message,
-            self.probs,
-            emission,
+            self.ahead,
+            log_emit,
+            tokens,
             chain.restart[:, start:stop],
             chain.active[:, start:stop],
             self.initial,
             scales,
+            low,
             messages,
-            begin,
+            begin=begin,
+            exact_zeros=self.exact_zeros,
         )
-        low = (scales < scaled.lowest(scales.dtype)).any(1)
-        if messages is None:
-            return Forward((), message, scales.log(), low)
-        return Forward(messages, message, scales.log(), low, emission)
+        return Forward(() if messages is None else messages, message, scales.log(), low)
 
     def backward(
         self,
@@ -174,38 +199,58 @@ class DenseScaled:
         rows: Bool[Tensor, " B"] | None = None,
     ) -> Backward:
         """Steps from `stop - 1` down to `start`, whose forward pass is given."""
-        chain, messages, emission = self.chain, forward.messages, forward.emission
-        assert isinstance(messages, Tensor) and emission is not None
+        chain, messages = self.chain, forward.messages
+        assert isinstance(messages, Tensor)
         if back is None:
             back = torch.ones_like(messages[:, 0])
         active = chain.active[:, start:stop]
         through = active & ~chain.restart[:, start:stop]
-        backs = torch.empty_like(emission)
-        back = self.loops.backward(back, self.probs, emission, ~through, backs)
-        posterior = messages * backs
-        total = posterior.sum(2)
-        lowest = scaled.lowest(posterior.dtype)
-        low = ((total < lowest) & active).any(1)
-        posterior /= total.clamp(min=lowest)[:, :, None]
+        factors, pairs = None, None
         if sums is not None and rows is not None:
-            # The joint of two steps sums to p(x_t | x_<t) times `total`, so one factor serves.
-            factor = torch.exp(-forward.log_probs) / total.clamp(min=lowest)
-            counted = through & (rows & ~low)[:, None]
-            factor = torch.where(counted, factor, 0.0)
-            weight = backs.mul_(emission).mul_(factor[:, :, None])
-            self._add_pairs(sums, before, messages, weight)
+            # The joint of two steps sums to p(x_t | x_<t) times its total, so one factor serves.
+            counted = through & rows[:, None]
+            factors = torch.where(counted, torch.exp(-forward.log_probs), 0.0)
+            pairs = torch.empty_like(messages)
+        posteriors, totals = torch.empty_like(messages), torch.empty_like(forward.log_probs)
+        low = torch.zeros(chain.batch, dtype=torch.bool, device=messages.device)
+        back = self.loops.backward(
+            back,
+            self.behind,
+            chain.hmm.log_emit,
+            chain.tokens[:, start:stop],
+            ~through,
+            messages,
+            factors,
+            posteriors,
+            totals,
+            low,
+            pairs,
+            exact_zeros=self.exact_zeros,
+        )
+        low |= ((totals < scaled.lowest(totals.dtype)) & active).any(1)
+        if sums is not None and rows is not None and pairs is not None:
+            if bool((low & rows).any()):
+                # Its pairs may be NaN; the caller counts again without such rows.
+                pairs.masked_fill_((low & rows)[:, None, None], 0.0)
+            first = pairs[:, 0].clone()
+            self._add_pairs(sums, before, messages, pairs)
             if before is None and chain.belief is not None:
                 message, link = chain.entry()
-                scaled.add_pairs(link, sums, scaled.enter(message), weight[:, 0], counted[:, 0])
-        return Backward(posterior, back, low)
+                entering = through[:, 0] & rows & ~low
+                scaled.add_pairs(link, sums, scaled.enter(message), first, entering)
+        return Backward(posteriors, back, low)
 
     def _add_pairs(
-        self, sums: CountSums, before: Tensor | None, messages: Tensor, weight: Tensor
+        self, sums: CountSums, before: Tensor | None, messages: Tensor, pairs: Tensor
     ) -> None:
+        """Adds the joints of all neighbouring steps; clears the pairs of the first step."""
         states = self.chain.hmm.num_states
-        previous, following = messages[:, :-1], weight[:, 1:]
+        first = None if before is None else pairs[:, 0].clone()
+        # The rows end to end as one: the last step of a row must not meet the next row's first.
+        pairs[:, 0] = 0.0
+        previous, following = messages.view(-1, states)[:-1], pairs.view(-1, states)[1:]
         for part, tile in self.chain.table.prob_tiles():
-            counts = previous[:, :, part].reshape(-1, tile.shape[0]).T @ following.reshape(-1, states)
-            if before is not None:
-                counts.addmm_(before[:, part].T, weight[:, 0])
+            counts = previous[:, part].T @ following
+            if before is not None and first is not None:
+                counts.addmm_(before[:, part].T, first)
             sums.add_rows(part, counts.mul_(tile))

@@ -52,23 +52,32 @@ class Scan:
         low = first.low
         before = [first.last[:, None], first.last[:, None]]  # piece 0 takes no belief from here
         if self.count > 2:
-            reach = first.last[:, None, None] @ _prefix_products(self.products[:, 1:-1])
+            products, lost = self.products
+            prefixes, more = self._prefix_products(products[:, 1:-1], lost[:, 1:-1])
+            reach = first.last[:, None, None] @ prefixes
             total = reach.sum(-1, keepdim=True)
-            low = low | ((total[..., 0, 0] < scaled.lowest(total.dtype)) & self.exists[:, 2:]).any(1)
+            tiny = total[..., 0, 0] < scaled.lowest(total.dtype)
+            low = low | ((tiny | more) & self.exists[:, 2:]).any(1)
             before.append((reach / torch.where(total > 0, total, 1.0))[:, :, 0])
         beliefs = torch.cat(before, 1)[:, : self.count]  # (B, N, K)
         return self._rebatch(beliefs), low
 
-    def backward(self) -> Float[Tensor, "R K"]:
-        """The backward message at the last step of every piece, its largest entry 1."""
-        products = self.products
+    def backward(self) -> tuple[Float[Tensor, "R K"], Bool[Tensor, " B"]]:
+        """The backward message at the last step of every piece, its largest entry 1.
+
+        Also the rows to be redone.
+        """
+        products, lost = self.products
         backs = torch.ones_like(products[:, :, :, 0])
+        low = torch.zeros_like(self.exists[:, 0])
         if self.count > 1:
-            suffix = _prefix_products(products[:, 1:].flip(1).transpose(2, 3)).transpose(2, 3).flip(1)
-            reach = suffix.sum(-1)
+            turned = products[:, 1:].flip(1).transpose(2, 3)
+            suffix, more = self._prefix_products(turned, lost[:, 1:].flip(1))
+            reach = suffix.transpose(2, 3).flip(1).sum(-1)
             most = reach.amax(-1, keepdim=True)
             backs[:, :-1] = reach / torch.where(most > 0, most, 1.0)
-        return backs[self.rows, self.pieces]
+            low = (more.flip(1) & self.exists[:, 1:]).any(1)
+        return backs[self.rows, self.pieces], low
 
     def join(self, values: Shaped[Tensor, "R C *rest"]) -> Shaped[Tensor, "B T *rest"]:
         """Values of the steps of all pieces, put back into rows of text."""
@@ -90,25 +99,52 @@ class Scan:
         return belief.select(ends)
 
     @cached_property
-    def products(self) -> Float[Tensor, "B N K K"]:
-        """The product of the steps of every piece; entry (i, j) leads from the state before the
-        piece to that at its end, up to a factor. Steps past a row's end change nothing."""
+    def products(self) -> tuple[Float[Tensor, "B N K K"], Bool[Tensor, "B N"]]:
+        """The product of the steps of every piece, and which of them lost digits.
+
+        Entry (i, j) leads from the state before the piece to that at its end, up to a factor.
+        Steps past a row's end change nothing.
+        """
         chain, size = self.chain, self.size
         width = chain.hmm.support.width
         shape = (chain.batch * self.count, width, width)
         product = torch.eye(width, dtype=chain.hmm.dtype, device=chain.hmm.device).expand(shape)
+        starts = torch.arange(self.count, device=product.device) * size
+        lost = torch.zeros(shape[0], dtype=torch.bool, device=product.device)
+        before = self._real(starts - 1)
         for offset in range(size):
-            steps = (torch.arange(self.count, device=product.device) * size + offset).clamp(
-                max=chain.steps - 1
-            )
-            used = torch.arange(self.count, device=product.device) * size + offset < chain.steps
-            active = (chain.active[:, steps] & used).flatten()
-            step = self._matrices(steps)
-            after = product @ step
-            most = after.amax((1, 2), keepdim=True)
-            after = after / torch.where(most > 0, most, 1.0)
+            steps = (starts + offset).clamp(max=chain.steps - 1)
+            active = (chain.active[:, steps] & (starts + offset < chain.steps)).flatten()
+            after = _scale(product @ self._matrices(steps))
+            possible = before[:, :, None] & self._real(steps)[:, None, :]
+            lost |= _lost(after, possible) & active
             product = torch.where(active[:, None, None], after, product)
-        return product.reshape(chain.batch, self.count, width, width)
+        whole = (chain.batch, self.count)
+        return product.reshape(*whole, width, width), lost.reshape(whole)
+
+    def _real(self, steps: Int[Tensor, " N"]) -> Bool[Tensor, "R K"]:
+        """Which slots of some steps are states and not padding."""
+        chain = self.chain
+        if chain.dense:
+            shape = (chain.batch * len(steps), chain.hmm.num_states)
+            return torch.ones(shape, dtype=torch.bool, device=steps.device)
+        tokens = chain.tokens[:, steps.clamp(min=0)].flatten()
+        return chain.hmm.support.states_of(tokens) >= 0
+
+    def _prefix_products(
+        self, matrices: Float[Tensor, "B N K K"], lost: Bool[Tensor, "B N"]
+    ) -> tuple[Float[Tensor, "B N K K"], Bool[Tensor, "B N"]]:
+        """Products of all prefixes, each up to a factor, in log2(N) rounds (Hillis and Steele)."""
+        reach = 1
+        while reach < matrices.shape[1]:
+            joined = _scale(matrices[:, :-reach] @ matrices[:, reach:])
+            # An entry of zero is padding, or was zero in both factors' rows and columns already.
+            small = _lost(joined.flatten(0, 1), joined.flatten(0, 1) > 0).view(joined.shape[:2])
+            small |= lost[:, :-reach] | lost[:, reach:]
+            matrices = torch.cat([matrices[:, :reach], joined], 1)
+            lost = torch.cat([lost[:, :reach], small], 1)
+            reach *= 2
+        return matrices, lost
 
     def _matrices(self, steps: Int[Tensor, " N"]) -> Float[Tensor, "R K K"]:
         """p(z_t | z_t-1) p(x_t | z_t), up to a factor, at some steps of every row."""
@@ -143,7 +179,9 @@ class Scan:
         else:
             states = chain.hmm.support.states_of(chain.tokens[self.rows, (starts - 1).clamp(min=0)])
         states, log_probs = chain.hmm.global_states(states), beliefs[self.rows, self.pieces].log()
-        heads = (self.pieces == 0).nonzero().flatten()  # in order of rows: they enter as the row does
+        heads = (
+            (self.pieces == 0).nonzero().flatten()
+        )  # in order of rows: they enter as the row does
         if chain.belief is not None:
             width = max(states.shape[1], chain.belief.states.shape[1])
             states = _pad(states, width, -1)
@@ -165,13 +203,12 @@ def _pad(values: Tensor, width: int, value: float | int) -> Tensor:
     return torch.nn.functional.pad(values, (0, width - values.shape[1]), value=value)
 
 
-def _prefix_products(matrices: Float[Tensor, "B N K K"]) -> Float[Tensor, "B N K K"]:
-    """Products of all prefixes, each up to a factor, in log2(N) rounds (Hillis and Steele)."""
-    reach = 1
-    while reach < matrices.shape[1]:
-        joined = matrices[:, :-reach] @ matrices[:, reach:]
-        most = joined.amax((2, 3), keepdim=True)
-        joined = joined / torch.where(most > 0, most, 1.0)
-        matrices = torch.cat([matrices[:, :reach], joined], 1)
-        reach *= 2
-    return matrices
+def _scale(matrices: Float[Tensor, "*shape K L"]) -> Float[Tensor, "*shape K L"]:
+    """Matrices with a largest entry of 1."""
+    most = matrices.amax((-2, -1), keepdim=True)
+    return matrices / torch.where(most > 0, most, 1.0)
+
+
+def _lost(values: Float[Tensor, "R K L"], possible: Bool[Tensor, "R K L"]) -> Bool[Tensor, " R"]:
+    """Matrices where a possible entry is too small to have kept its digits."""
+    return ((values < scaled.lowest(values.dtype)) & possible).any(2).any(1)

@@ -43,7 +43,9 @@ def smooth(
         result = empty_state_probs(chain)
         if name == SCAN:
             scan = Scan(chain)
-            scores = run_pieces(scan, partial(_smooth_rows, ends=scan.backward()), result)
+            ends, doubt = scan.backward()
+            run = partial(_smooth_rows, ends=ends)
+            scores = run_pieces(scan, run, _smooth_rows, doubt, result)
         else:
             scores = run_rows(chain, name, _smooth_rows, result)
         result = _erase_impossible(chain, with_scores(result, scores))
@@ -86,7 +88,7 @@ def _smooth_rows(
     forward = passes.forward(0, chain.steps, None, keep=True)
     scores.copy_(forward.log_probs)
     final.visit_all(forward.messages, passes.arithmetic.leave)
-    back = None if ends is None else passes.arithmetic.enter(ends[rows].log())
+    back = None if ends is None else passes.arithmetic.enter(ends[rows].log().to(chain.hmm.dtype))
     backward = passes.backward(0, chain.steps, None, forward, back)
     write_states(chain, record, 0, chain.steps, backward.posteriors, passes.arithmetic.leave)
     return forward.low | backward.low
@@ -136,7 +138,7 @@ def _counts(chain: Chain, name: str) -> tuple[Counts, LastMessage]:
     evidence = scores.double().sum(1)
     if name != "reference" and low.any():
         rows = low.nonzero().flatten()
-        redone, final_redone = _counts(chain.select(rows), "reference")
+        redone, final_redone = _counts(*chain.widened(rows))
         for total, more in zip(sums.fields(), redone.fields(), strict=True):
             total += more
         evidence[rows] = redone.log_evidence
@@ -186,7 +188,8 @@ def _add_states(
     starts = counted & chain.restart[:, start:stop]
     if isinstance(backward.posteriors, Tensor):
         posteriors = backward.posteriors
-        emit.index_add_(0, chain.tokens[:, start:stop][seen], posteriors[seen])
+        assert isinstance(passes, DenseScaled)
+        passes.loops.add_rows(emit, chain.tokens[:, start:stop], posteriors, seen)
         init += posteriors[starts].sum(0)
         return
     for step in range(start, stop):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hmmlm.errors import InputError
 from hmmlm.hmm import HMM
-from hmmlm.inference.chain import Chain
+from hmmlm.inference.chain import Chain, make_table, predict
 from hmmlm.inference.dispatch import choose
 from hmmlm.inference.evidence import log_prob, score_chain
 from hmmlm.ops.links import TILE, Table, Tiles, Wide
@@ -38,9 +38,7 @@ class State:
     def select(self, rows: Int[Tensor, " N"] | list[int]) -> "State":
         """The state of some rows, which may repeat: forks, reorders or drops rows."""
         rows = torch.as_tensor(rows, device=self.hmm.device)
-        return replace(
-            self, belief=self.belief.select(rows), log_evidence=self.log_evidence[rows]
-        )
+        return replace(self, belief=self.belief.select(rows), log_evidence=self.log_evidence[rows])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the state, without its HMM, as safetensors."""
@@ -57,9 +55,11 @@ class State:
             belief = Belief(tensors["states"], tensors["log_probs"], tensors["fresh"])
             evidence = tensors["log_evidence"]
         except (SafetensorError, KeyError) as error:
-            raise InputError(f"{path} is not a saved state ({error}); save one with state.save.") from error
+            raise InputError(
+                f"{path} is not a saved state ({error}); save one with state.save."
+            ) from error
         hmm.local_sources(belief.states)
-        return State(hmm, belief, evidence, reset_id, Table(hmm.transitions))
+        return State(hmm, belief, evidence, reset_id, make_table(hmm))
 
 
 def start(hmm: HMM, batch: int = 1, *, reset_id: int | None = None) -> State:
@@ -72,11 +72,14 @@ def start(hmm: HMM, batch: int = 1, *, reset_id: int | None = None) -> State:
         torch.ones(batch, dtype=torch.bool, device=hmm.device),
     )
     evidence = torch.zeros(batch, dtype=torch.float64, device=hmm.device)
-    return State(hmm.detach(), belief, evidence, reset_id, Table(hmm.detach().transitions))
+    return State(hmm.detach(), belief, evidence, reset_id, make_table(hmm.detach()))
 
 
 def advance(
-    state: State, token: Int[Tensor, " B"] | Int[Tensor, "B T"] | int, *, implementation: str = "auto"
+    state: State,
+    token: Int[Tensor, " B"] | Int[Tensor, "B T"] | int,
+    *,
+    implementation: str = "auto",
 ) -> State:
     """The state after one more token per row, or several (B, T). O(K^2) per token."""
     tokens = torch.as_tensor(token, device=state.hmm.device)
@@ -134,7 +137,7 @@ def next_log_probs(
                 reset_id=reset_id,
                 implementation=implementation,
             )
-        state = State(hmm, read.belief, read.log_evidence, reset_id, Table(hmm.transitions))
+        state = State(hmm, read.belief, read.log_evidence, reset_id, make_table(hmm))
     with torch.no_grad():
         return emission_log_probs(state.hmm, next_state_log_probs(state))
 
@@ -156,13 +159,7 @@ def next_state_log_probs(state: State) -> Float[Tensor, "B Z"]:
             parts.append(reference.push(Tiles(tile, sources, names), message)[0])
         following = torch.cat(parts, 1)
     else:
-        link = Wide(state.table, sources)
-        probs, _ = scaled.push(link, message.exp())
-        following = probs.log()
-        low = (probs < scaled.lowest(probs.dtype)).any(1) & ~belief.fresh
-        if low.any():
-            exact, _ = reference.push(Wide(state.table, sources[low]), message[low])
-            following[low] = exact
+        following = predict(Wide(state.table, sources), message)
     return torch.where(belief.fresh[:, None], initial, following)
 
 
@@ -180,7 +177,9 @@ def emission_log_probs(hmm: HMM, log_states: Float[Tensor, "B Z"]) -> Float[Tens
             total = torch.einsum("bnk,nk->bn", probs[:, states.clamp(min=0)], emission)
         out[:, part] = total.log()
         row, column = (total < scaled.lowest(total.dtype)).nonzero(as_tuple=True)
-        for some in torch.arange(len(row), device=row.device).split(max(1, TILE // hmm.support.width)):
+        for some in torch.arange(len(row), device=row.device).split(
+            max(1, TILE // hmm.support.width)
+        ):
             word = part[column[some]]
             states = hmm.support.states_of(word)
             joint = log_states[row[some, None], states.clamp(min=0)] + hmm.log_emit[word]

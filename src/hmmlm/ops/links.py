@@ -4,6 +4,7 @@ A link says which log p(to | from) stands between the states of step t-1 and tho
 message arithmetic (`ops.messages`) pushes and pulls messages through it.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +17,7 @@ from hmmlm.results import FactoredCounts
 from hmmlm.transitions import Dense, Transitions
 
 RESIDENT = 1 << 28
-"""Tables of at most this many cells are kept whole; larger ones are made a tile at a time."""
+"""Tables of at most this many cells may be kept whole; larger ones are made a tile at a time."""
 
 TILE = 1 << 22
 """Cells of a streamed tile, and of the temporaries of log-space products."""
@@ -24,9 +25,10 @@ TILE = 1 << 22
 
 @dataclass(frozen=True)
 class Table:
-    """All rows of a transition table among the Z states, resident or streamed in tiles."""
+    """All rows of a transition table among the Z states, kept whole or made a tile at a time."""
 
     transitions: Transitions
+    keep: bool
 
     @property
     def num_states(self) -> int:
@@ -34,7 +36,7 @@ class Table:
 
     @property
     def is_resident(self) -> bool:
-        return self.num_states**2 <= RESIDENT
+        return self.keep and self.num_states**2 <= RESIDENT
 
     @cached_property
     def log_rows(self) -> Float[Tensor, "Z Z"]:
@@ -43,6 +45,11 @@ class Table:
     @cached_property
     def probs(self) -> Float[Tensor, "Z Z"]:
         return self.log_rows.exp()
+
+    @cached_property
+    def least(self) -> float:
+        """The smallest probability that is not zero; 0 where one is too small for a number."""
+        return least_probability(self.log_rows)
 
     def log_tiles(self) -> Iterator[tuple[slice, Float[Tensor, "N Z"]]]:
         """Groups of source rows in turn, as (slice of sources, log p(. | source))."""
@@ -74,7 +81,7 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Wide:
-    """Between all states of a table; `sources` or `destinations` name those of a step that has less.
+    """Between all states of a table, or those of them that are named.
 
     None stands for all states. A message on named states is spread over all of them first.
     """
@@ -85,6 +92,12 @@ class Wide:
 
 
 Link = Tiles | Wide
+
+
+def least_probability(log_probs: Tensor) -> float:
+    """The smallest probability that is not zero; 0 where one is too small for a number."""
+    least = float(torch.where(torch.isfinite(log_probs), log_probs, 0.0).min())
+    return math.exp(least) if least > math.log(torch.finfo(log_probs.dtype).tiny) else 0.0
 
 
 def spread(
@@ -110,7 +123,7 @@ def gather(
 
 
 class CountSums:
-    """Expected transition counts being summed: a table for `Dense`, three factors for `Factored`."""
+    """Expected transitions being summed: a table for `Dense`, three factors for `Factored`."""
 
     def __init__(self, transitions: Transitions) -> None:
         self.transitions = transitions
@@ -135,7 +148,9 @@ class CountSums:
         width = left.shape[1]
         left.index_add_(0, sources.flatten(), (tile_counts @ factors_right).reshape(-1, width))
         right.index_add_(
-            0, destinations.flatten(), (tile_counts.transpose(1, 2) @ factors_left).reshape(-1, width)
+            0,
+            destinations.flatten(),
+            (tile_counts.transpose(1, 2) @ factors_left).reshape(-1, width),
         )
         log_norm.index_add_(0, sources.flatten(), -tile_counts.sum(2).flatten())
 

@@ -11,7 +11,7 @@ import torch
 
 from hmmlm.ops.dense_chain import scaled
 
-COMPILED_UP_TO = 192
+COMPILED_UP_TO = 4096
 """States up to which the compiled loop beats one matrix product per step on a CPU."""
 
 

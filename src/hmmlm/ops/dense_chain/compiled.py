@@ -1,59 +1,126 @@
 """Dense chains with the loop over time in machine code, rows shared out among threads.
 
-Same functions as `scaled`. Compiled by numba at first use and cached on disk.
+Same functions as `scaled`. Up to eight rows go through a step together, so that every number of
+the matrix that is loaded serves all of them. Compiled by numba at first use and cached on disk.
 """
 
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from functools import cache
+from itertools import count
 
 import numba
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
+from llvmlite import binding, ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
 from torch import Tensor
+
+from hmmlm.ops.messages.scaled import lowest
+
+ROWS = 8
+"""Rows of a group: as many sums as a processor needs under way to be busy."""
+
+DEPTH = 16
+"""States are padded with zeros to a multiple of this."""
+
+VECTOR = 64 if binding.get_host_cpu_features().get("avx512f", False) else 32
+"""Bytes of a vector register, and of a panel's rows."""
+
+
+def pack(probs: Float[Tensor, "K L"]) -> Float[Tensor, "N P W"]:
+    """The matrix as panels of W columns each, padded with zeros: in the order a step reads it."""
+    width = VECTOR // probs.element_size()
+    states = -(-probs.shape[0] // DEPTH) * DEPTH
+    padded = torch.nn.functional.pad(
+        probs, (0, states - probs.shape[1], 0, states - probs.shape[0])
+    )
+    return padded.view(states, -1, width).transpose(0, 1).contiguous()
 
 
 def forward(
     message: Float[Tensor, "B K"],
-    probs: Float[Tensor, "K K"],
-    emission: Float[Tensor, "B C K"],
+    packed: Float[Tensor, "N P W"],
+    log_weights: Float[Tensor, "V K"],
+    index: Int[Tensor, "B C"],
     restart: Bool[Tensor, "B C"],
     active: Bool[Tensor, "B C"],
     initial: Float[Tensor, " K"],
     scales: Float[Tensor, "B C"],
+    low: Bool[Tensor, " B"],
     messages: Float[Tensor, "B C K"] | None,
+    *,
     begin: int,
+    exact_zeros: bool,
 ) -> Float[Tensor, "B K"]:
     """The forward recursion over the steps from `begin`; gives the message each row ends with."""
     last = message.clone(memory_format=torch.contiguous_format)
-    keep, tiny = messages is not None, torch.finfo(emission.dtype).tiny
-    kept = emission.new_empty(0, 0, 0) if messages is None else messages
+    keep = messages is not None
+    kept = last.new_empty(0, 0, 0) if messages is None else messages
     # Arrays that are written to must be contiguous already: a copy would be lost.
-    assert scales.is_contiguous() and kept.is_contiguous()
-    arrays = _arrays(last, probs, emission, restart, active, initial, kept, scales)
-    _by_rows(len(last), lambda first, stop: _forward(*arrays, tiny, keep, begin, first, stop))
+    assert all(array.is_contiguous() for array in (scales, low, kept))
+    arrays = _arrays(last, packed, log_weights, index, restart, active, initial, scales, low, kept)
+    limits = _limits(last.dtype, exact_zeros)
+    _by_rows(len(last), lambda first, stop: _forward(*arrays, *limits, keep, begin, first, stop))
     return last
 
 
 def backward(
     back: Float[Tensor, "B K"],
-    probs: Float[Tensor, "K K"],
-    emission: Float[Tensor, "B C K"],
+    packed: Float[Tensor, "N P W"],
+    log_weights: Float[Tensor, "V K"],
+    index: Int[Tensor, "B C"],
     cut: Bool[Tensor, "B C"],
-    backs: Float[Tensor, "B C K"],
+    messages: Float[Tensor, "B C K"],
+    factors: Float[Tensor, "B C"] | None,
+    posteriors: Float[Tensor, "B C K"],
+    totals: Float[Tensor, "B C"],
+    low: Bool[Tensor, " B"],
+    pairs: Float[Tensor, "B C K"] | None,
+    *,
+    exact_zeros: bool,
 ) -> Float[Tensor, "B K"]:
     """C steps of the backward recursion; `back` belongs to the last of them."""
     last = back.clone(memory_format=torch.contiguous_format)
-    tiny = torch.finfo(emission.dtype).tiny
-    assert backs.is_contiguous()
-    arrays = _arrays(last, probs.T.contiguous(), emission, cut, backs)
-    _by_rows(len(last), lambda first, stop: _backward(*arrays, tiny, first, stop))
+    keep = pairs is not None
+    kept = last.new_empty(0, 0, 0) if pairs is None else pairs
+    used = last.new_empty(0, 0) if factors is None else factors
+    assert all(array.is_contiguous() for array in (posteriors, totals, low, kept))
+    arrays = _arrays(
+        last, packed, log_weights, index, cut, messages, used, posteriors, totals, low, kept
+    )
+    limits = _limits(last.dtype, exact_zeros)
+    _by_rows(len(last), lambda first, stop: _backward(*arrays, *limits, keep, first, stop))
     return last
 
 
+def add_rows(
+    table: Float[Tensor, "V K"],
+    index: Int[Tensor, "B C"],
+    rows: Float[Tensor, "B C K"],
+    counted: Bool[Tensor, "B C"],
+) -> None:
+    """table[index] += rows where counted, in the order of the rows."""
+    assert table.is_contiguous()
+    arrays = _arrays(table, index, rows, counted)
+    threads = max(1, min(torch.get_num_threads(), table.shape[1] // 32))
+    edges = [table.shape[1] * i // threads for i in range(threads + 1)]
+    _share(threads, lambda i: _add_rows(*arrays, edges[i], edges[i + 1]), threads)
+
+
+def _limits(dtype: torch.dtype, exact_zeros: bool) -> tuple[np.floating, np.floating]:
+    """What a number must reach to have kept its digits, and what it must be above to need them."""
+    number = np.float64 if dtype == torch.float64 else np.float32
+    return number(lowest(dtype)), number(0 if exact_zeros else -1)
+
+
 def _arrays(*tensors: Tensor) -> list[np.ndarray]:
-    return [tensor.contiguous().numpy() for tensor in tensors]
+    return [tensor.detach().contiguous().numpy() for tensor in tensors]
 
 
 @cache
@@ -62,100 +129,336 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 
 def _by_rows(rows: int, work: Callable[[int, int], None]) -> None:
-    # Threads of our own: numba's may not be entered by two Python threads at once.
-    threads = min(torch.get_num_threads(), rows)
+    threads = torch.get_num_threads()
+    size = min(ROWS, -(-rows // threads))
+    groups = -(-rows // size)
+    _share(groups, lambda i: work(i * size, min((i + 1) * size, rows)), min(threads, groups))
+
+
+def _share(pieces: int, work: Callable[[int], None], threads: int) -> None:
+    """Does all pieces, whoever is free taking the next.
+
+    Threads of our own: numba's may not be entered by two Python threads at once.
+    """
     if threads == 1:
-        work(0, rows)
+        for piece in range(pieces):
+            work(piece)
         return
-    edges = [rows * i // threads for i in range(threads + 1)]
-    jobs = [_pool(threads - 1).submit(work, edges[i], edges[i + 1]) for i in range(1, threads)]
-    work(0, edges[1])
+    numbers = count()
+
+    def take() -> None:
+        while (piece := next(numbers)) < pieces:
+            work(piece)
+
+    jobs = [_pool(threads - 1).submit(take) for _ in range(threads - 1)]
+    take()
     for job in jobs:
-        job.result()
+        if not job.cancel():  # one that never began has nothing left to do
+            job.result()
 
 
-@numba.njit(nogil=True, cache=True, fastmath={"contract", "reassoc", "nsz"}, error_model="numpy")
-def _product(vector, matrix, out):  # pragma: no cover
-    """out = vector @ matrix, eight rows of the matrix at a time to spare loads of `out`."""
-    size = vector.shape[0]
-    out[:] = 0
-    whole = size - size % 8
-    for k in range(0, whole, 8):
-        a0, a1, a2, a3 = vector[k], vector[k + 1], vector[k + 2], vector[k + 3]
-        a4, a5, a6, a7 = vector[k + 4], vector[k + 5], vector[k + 6], vector[k + 7]
-        for j in range(size):
-            out[j] += (
-                (a0 * matrix[k, j] + a1 * matrix[k + 1, j])
-                + (a2 * matrix[k + 2, j] + a3 * matrix[k + 3, j])
-            ) + (
-                (a4 * matrix[k + 4, j] + a5 * matrix[k + 5, j])
-                + (a6 * matrix[k + 6, j] + a7 * matrix[k + 7, j])
+def _tile(rows: int) -> Callable:
+    """out = left @ panel for a few rows of `left` and one panel, sums held in registers.
+
+    With fewer rows than `ROWS`, the depth is split among several sums so that as many additions
+    are under way. Addresses instead of arrays, which numba would not keep in registers.
+    """
+    ways = ROWS // rows
+
+    @intrinsic
+    def tile(context, left, stride, panel, out, depth, like):
+        signature = types.void(*[types.uintp, types.intp, types.uintp, types.uintp], depth, like)
+
+        def generate(context, builder, signature, values):
+            left, stride, panel, out, depth, _ = values
+            number = context.get_value_type(like)
+            lanes = VECTOR * 8 // like.bitwidth
+            vector, whole = ir.VectorType(number, lanes), depth.type
+
+            def at(address, offset, kind=number):
+                return builder.bitcast(builder.gep(address, [offset]), kind.as_pointer())
+
+            def constant(value):
+                return ir.Constant(whole, value)
+
+            left, panel, out = (
+                builder.inttoptr(address, number.as_pointer()) for address in (left, panel, out)
             )
-    for k in range(whole, size):
-        a0 = vector[k]
-        for j in range(size):
-            out[j] += a0 * matrix[k, j]
+            sums = [[cgutils.alloca_once(builder, vector) for _ in range(ways)] for _ in range(rows)]
+            for one in sum(sums, []):
+                builder.store(ir.Constant(vector, None), one)
+            starts = [builder.mul(stride, constant(row)) for row in range(rows)]
+            nothing = ir.Constant(vector, ir.Undefined)
+            first = ir.Constant(ir.VectorType(ir.IntType(32), lanes), None)
+            bytes_each = like.bitwidth // 8
+            with cgutils.for_range(builder, builder.udiv(depth, constant(ways))) as loop:
+                for way in range(ways):
+                    k = builder.add(builder.mul(loop.index, constant(ways)), constant(way))
+                    source = at(panel, builder.mul(k, constant(lanes)), vector)
+                    right = builder.load(source, align=bytes_each)
+                    for row in range(rows):
+                        value = builder.load(at(left, builder.add(starts[row], k)))
+                        value = builder.insert_element(nothing, value, ir.Constant(ir.IntType(32), 0))
+                        value = builder.shuffle_vector(value, nothing, first)
+                        term = builder.fmul(value, right, flags=("contract",))
+                        total = builder.load(sums[row][way])
+                        total = builder.fadd(total, term, flags=("contract",))
+                        builder.store(total, sums[row][way])
+            for row in range(rows):
+                total = builder.load(sums[row][0])
+                for way in range(1, ways):
+                    total = builder.fadd(total, builder.load(sums[row][way]))
+                builder.store(total, at(out, starts[row], vector), align=bytes_each)
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    return tile
 
 
-@numba.njit(nogil=True, cache=True, fastmath={"contract", "reassoc", "nsz"}, error_model="numpy")
+_tile1, _tile2, _tile4, _tile8 = _tile(1), _tile(2), _tile(4), _tile(8)
+
+
+@intrinsic
+def _power_of_two(context, exponent):
+    """2^n for a whole n within the range of normal numbers, in the type of n."""
+    bits, bias, mantissa = (32, 127, 23) if exponent == types.float32 else (64, 1023, 52)
+
+    def generate(context, builder, signature, values):
+        whole = ir.IntType(bits)
+        n = builder.fptosi(values[0], whole)
+        n = builder.shl(builder.add(n, ir.Constant(whole, bias)), ir.Constant(whole, mantissa))
+        return builder.bitcast(n, context.get_value_type(exponent))
+
+    return exponent(exponent), generate
+
+
+def _exp(value):
+    """e^value, to the last bit or two; numba has no exponential that runs on vectors."""
+
+
+LN2 = Fraction("0.69314718055994530941723212145817656807550013436")
+
+
+def _exponential(number: type, terms: int, low: float, high: float, to_whole: float) -> Callable:
+    series = [number(1 / math.factorial(n)) for n in range(terms + 1)]
+    to_two, half = number(1 / math.log(2)), number(0.5)
+    # ln 2 in two parts, the first with so few digits that its product with n is exact.
+    coarse = number(round(math.log(2) * 2**9) / 2**9)
+    fine = number(LN2 - Fraction(float(coarse)))
+    low, high, to_whole = number(low), number(high), number(to_whole)
+    if number is np.float32:
+        c0, c1, c2, c3, c4, c5, c6, c7 = series
+
+        def polynomial(x):
+            return c0 + x * (c1 + x * (c2 + x * (c3 + x * (c4 + x * (c5 + x * (c6 + x * c7))))))
+
+    else:
+        c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11, c12, c13 = series
+
+        def polynomial(x):
+            upper = c7 + x * (c8 + x * (c9 + x * (c10 + x * (c11 + x * (c12 + x * c13)))))
+            return c0 + x * (
+                c1 + x * (c2 + x * (c3 + x * (c4 + x * (c5 + x * (c6 + x * upper)))))
+            )
+
+    polynomial = numba.njit(fastmath={"contract"})(polynomial)
+
+    def exponential(value):
+        value = min(max(value, low), high)
+        n = (value * to_two + to_whole) - to_whole
+        lower = (n * half + to_whole) - to_whole
+        rest = (value - n * coarse) - n * fine
+        # Two factors, because the smallest results are below the normal numbers.
+        return polynomial(rest) * _power_of_two(lower) * _power_of_two(n - lower)
+
+    return exponential
+
+
+_exp32 = _exponential(np.float32, 7, -110.0, 100.0, 1.5 * 2**23)
+_exp64 = _exponential(np.float64, 13, -760.0, 720.0, 1.5 * 2**52)
+
+
+@overload(_exp, jit_options={"fastmath": {"contract"}})
+def _exp_of(value):
+    return _exp32 if value == types.float32 else _exp64
+
+
+_compile = numba.njit(
+    nogil=True, cache=True, fastmath={"contract", "reassoc", "nsz"}, error_model="numpy"
+)
+
+
+@_compile
+def _product(left, packed, out, rows):  # pragma: no cover
+    """out = left @ matrix for the first `rows` rows, or a few more."""
+    panels, depth, width = packed.shape
+    size = left.itemsize
+    like = left[0, 0]
+    for panel in range(panels):
+        source, goal = packed[panel].ctypes.data, out.ctypes.data + panel * width * size
+        if rows > 4:
+            _tile8(left.ctypes.data, depth, source, goal, depth, like)
+        elif rows > 2:
+            _tile4(left.ctypes.data, depth, source, goal, depth, like)
+        elif rows > 1:
+            _tile2(left.ctypes.data, depth, source, goal, depth, like)
+        else:
+            _tile1(left.ctypes.data, depth, source, goal, depth, like)
+
+
+@_compile
 def _forward(
     message,
-    probs,
-    emission,
+    packed,
+    log_weights,
+    index,
     restart,
     active,
     initial,
-    messages,
     scales,
-    tiny,
+    low,
+    messages,
+    least,
+    zero,
     keep,
     begin,
     first,
     stop,
 ):  # pragma: no cover
-    steps, size = emission.shape[1], emission.shape[2]
-    prediction = np.empty(size, message.dtype)
+    steps, size = index.shape[1], message.shape[1]
+    number = message.dtype.type
+    tiny = np.finfo(message.dtype).tiny
+    current = np.zeros((ROWS, packed.shape[1]), message.dtype)
+    prediction = np.zeros((ROWS, packed.shape[1]), message.dtype)
     for row in range(first, stop):
-        current = message[row]
-        for step in range(begin, steps):
+        current[row - first, :size] = message[row]
+    for step in range(begin, steps):
+        onward = False
+        for row in range(first, stop):
+            onward = onward or (active[row, step] and not restart[row, step])
+        if onward:
+            _product(current, packed, prediction, stop - first)
+        for row in range(first, stop):
+            now = current[row - first]
             if active[row, step]:
-                if restart[row, step]:
-                    prediction[:] = initial
+                source = initial if restart[row, step] else prediction[row - first]
+                word = index[row, step]
+                scale = number(0)
+                lost = False
+                if word >= 0:
+                    seen = log_weights[word]
+                    for j in range(size):
+                        value = source[j] * _exp(seen[j])
+                        now[j] = value
+                        scale += value
+                        lost |= (value < least) & (source[j] > zero) & (seen[j] > -np.inf)
                 else:
-                    _product(current, probs, prediction)
-                seen = emission[row, step]
-                scale = prediction.dtype.type(0)
-                for j in range(size):
-                    prediction[j] *= seen[j]
-                    scale += prediction[j]
+                    for j in range(size):
+                        value = source[j]
+                        now[j] = value
+                        scale += value
+                        lost |= (value < least) & (value > zero)
                 scales[row, step] = scale
-                inverse = 1 / scale if scale > tiny else prediction.dtype.type(1)
+                low[row] |= lost
+                inverse = 1 / scale if scale > tiny else number(1)
                 for j in range(size):
-                    current[j] = prediction[j] * inverse
+                    now[j] *= inverse
             else:
                 scales[row, step] = 1
             if keep:
-                messages[row, step] = current
-
-
-@numba.njit(nogil=True, cache=True, fastmath={"contract", "reassoc", "nsz"}, error_model="numpy")
-def _backward(back, probs, emission, cut, backs, tiny, first, stop):  # pragma: no cover
-    steps, size = emission.shape[1], emission.shape[2]
-    weight = np.empty(size, back.dtype)
+                messages[row, step] = now[:size]
     for row in range(first, stop):
-        current = back[row]
-        for step in range(steps - 1, -1, -1):
-            backs[row, step] = current
+        message[row] = current[row - first, :size]
+
+
+@_compile
+def _backward(
+    back,
+    packed,
+    log_weights,
+    index,
+    cut,
+    messages,
+    factors,
+    posteriors,
+    totals,
+    low,
+    pairs,
+    least,
+    zero,
+    keep,
+    first,
+    stop,
+):  # pragma: no cover
+    steps, size = index.shape[1], back.shape[1]
+    number = back.dtype.type
+    tiny = np.finfo(back.dtype).tiny
+    current = np.zeros((ROWS, packed.shape[1]), back.dtype)
+    weight = np.zeros((ROWS, packed.shape[1]), back.dtype)
+    for row in range(first, stop):
+        current[row - first, :size] = back[row]
+    for step in range(steps - 1, -1, -1):
+        onward = False
+        for row in range(first, stop):
+            now, then = current[row - first], weight[row - first]
+            message, posterior = messages[row, step], posteriors[row, step]
+            total = number(0)
+            for j in range(size):
+                value = message[j] * now[j]
+                posterior[j] = value
+                total += value
+            totals[row, step] = total
+            inverse = 1 / max(total, least)
+            for j in range(size):
+                posterior[j] *= inverse
             if cut[row, step]:
-                current[:] = 1
+                if keep:
+                    pairs[row, step] = 0
                 continue
-            seen = emission[row, step]
+            onward = True
+            word = index[row, step]
+            lost = False
+            if word >= 0:
+                seen = log_weights[word]
+                for j in range(size):
+                    value = now[j] * _exp(seen[j])
+                    then[j] = value
+                    lost |= (value < least) & (now[j] > zero) & (seen[j] > -np.inf)
+            else:
+                for j in range(size):
+                    then[j] = now[j]
+            low[row] |= lost
+            if keep:
+                factor = factors[row, step] * inverse
+                pair = pairs[row, step]
+                for j in range(size):
+                    pair[j] = then[j] * factor
+        if onward:
+            _product(weight, packed, current, stop - first)
+        for row in range(first, stop):
+            now = current[row - first]
+            if cut[row, step]:
+                now[:size] = 1
+                continue
+            most = number(0)
+            lost = False
             for j in range(size):
-                weight[j] = current[j] * seen[j]
-            _product(weight, probs, current)
-            most = current[0]
+                most = max(most, now[j])
+                lost |= (now[j] < least) & (now[j] > zero)
+            low[row] |= lost
+            inverse = 1 / most if most > tiny else number(1)
             for j in range(size):
-                most = max(most, current[j])
-            inverse = 1 / most if most > tiny else back.dtype.type(1)
-            for j in range(size):
-                current[j] *= inverse
+                now[j] *= inverse
+    for row in range(first, stop):
+        back[row] = current[row - first, :size]
+
+
+@_compile
+def _add_rows(table, index, rows, counted, first, stop):  # pragma: no cover
+    for row in range(index.shape[0]):
+        for step in range(index.shape[1]):
+            if counted[row, step]:
+                total, more = table[index[row, step]], rows[row, step]
+                for j in range(first, stop):
+                    total[j] += more[j]

@@ -1,38 +1,55 @@
 """Dense chains with one torch matrix product per step."""
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from hmmlm.ops.messages.scaled import lowest
+
+
+def pack(probs: Float[Tensor, "K L"]) -> Float[Tensor, "K L"]:
+    """The matrix in the order a step reads it."""
+    return probs.contiguous()
 
 
 def forward(
     message: Float[Tensor, "B K"],
-    probs: Float[Tensor, "K K"],
-    emission: Float[Tensor, "B C K"],
+    packed: Float[Tensor, "K K"],
+    log_weights: Float[Tensor, "V K"],
+    index: Int[Tensor, "B C"],
     restart: Bool[Tensor, "B C"],
     active: Bool[Tensor, "B C"],
     initial: Float[Tensor, " K"],
     scales: Float[Tensor, "B C"],
+    low: Bool[Tensor, " B"],
     messages: Float[Tensor, "B C K"] | None,
+    *,
     begin: int,
+    exact_zeros: bool,
 ) -> Float[Tensor, "B K"]:
     """The forward recursion over the steps from `begin`; gives the message each row ends with.
 
-    A step is message <- normalise((restart ? initial : message @ probs) * emission); its scale is
-    the sum before normalising and goes into `scales`. Rows that are not active keep their
-    message, with scale 1. Every message goes into `messages` unless that is None.
+    A step is message <- normalise((restart ? initial : message @ matrix) * weight), with the weight
+    exp(log_weights[index]), or 1 where the index is -1. Its scale is the sum before normalising
+    and goes into `scales`. Rows that are not active keep their message, with scale 1. Every
+    message goes into `messages` unless that is None. Rows in which a possible state falls below
+    `lowest` are marked in `low`; a prediction of zero is impossible if `exact_zeros`, and may have
+    been lost if not.
     """
-    batch, steps, width = emission.shape
-    tiny = torch.finfo(emission.dtype).tiny
-    prediction = emission.new_empty(batch, width)
-    buffers = emission.new_empty(2, batch, width)
+    least, zero = lowest(message.dtype), 0.0 if exact_zeros else -1.0
+    tiny = torch.finfo(message.dtype).tiny
+    weights, possible = _weights(log_weights, index)  # (B, C, K)
+    prediction = torch.empty_like(message)
+    buffers = message.new_empty(2, *message.shape)
     any_restart, all_active = restart.any(0).tolist(), active.all(0).tolist()
-    for step in range(begin, steps):
-        torch.mm(message, probs, out=prediction)
+    for step in range(begin, index.shape[1]):
+        torch.mm(message, packed, out=prediction)
         if any_restart[step]:
             torch.where(restart[:, step, None], initial, prediction, out=prediction)
         after = buffers[step % 2]
-        torch.mul(prediction, emission[:, step], out=after)
+        torch.mul(prediction, weights[:, step], out=after)
+        small = (after < least) & (prediction > zero) & possible[:, step]
+        low |= small.any(1) & active[:, step]
         scale = after.sum(1)
         after /= scale.clamp(min=tiny)[:, None]
         if not all_active[step]:
@@ -47,25 +64,66 @@ def forward(
 
 def backward(
     back: Float[Tensor, "B K"],
-    probs: Float[Tensor, "K K"],
-    emission: Float[Tensor, "B C K"],
+    packed: Float[Tensor, "K K"],
+    log_weights: Float[Tensor, "V K"],
+    index: Int[Tensor, "B C"],
     cut: Bool[Tensor, "B C"],
-    backs: Float[Tensor, "B C K"],
+    messages: Float[Tensor, "B C K"],
+    factors: Float[Tensor, "B C"] | None,
+    posteriors: Float[Tensor, "B C K"],
+    totals: Float[Tensor, "B C"],
+    low: Bool[Tensor, " B"],
+    pairs: Float[Tensor, "B C K"] | None,
+    *,
+    exact_zeros: bool,
 ) -> Float[Tensor, "B K"]:
     """C steps of the backward recursion; `back` belongs to the last of them.
 
-    Writes the backward message of every step into `backs` and gives that of the step before the
-    first. Where `cut`, a step says nothing of the one before it, whose message is all ones.
+    `packed` is the matrix transposed. The message forward times the one backward goes into
+    `posteriors`, over its sum, which goes into `totals`. With `factors`, weight * back * factor /
+    total goes into `pairs`: its outer product with the message before, times the matrix, is the
+    joint of two steps. Gives the message of the step before the first. Where `cut`, a step says
+    nothing of the one before it, whose message is all ones, and its pairs are 0. `low` and
+    `exact_zeros` as in `forward`.
     """
-    batch, steps, width = emission.shape
-    tiny = torch.finfo(emission.dtype).tiny
-    weight = emission.new_empty(batch, width)
+    least, zero = lowest(back.dtype), 0.0 if exact_zeros else -1.0
+    tiny = torch.finfo(back.dtype).tiny
+    weights, possible = _weights(log_weights, index)
     any_cut = cut.any(0).tolist()
-    for step in range(steps - 1, -1, -1):
-        backs[:, step] = back
-        torch.mul(back, emission[:, step], out=weight)
-        back = torch.mm(weight, probs.T)
+    for step in range(index.shape[1] - 1, -1, -1):
+        posteriors[:, step] = back
+        weights[:, step] *= back
+        small = (weights[:, step] < least) & (back > zero) & possible[:, step]
+        back = torch.mm(weights[:, step], packed)
+        small |= (back < least) & (back > zero)
+        low |= small.any(1) & ~cut[:, step]
         back /= back.amax(1, keepdim=True).clamp_(min=tiny)
         if any_cut[step]:
             back.masked_fill_(cut[:, step, None], 1.0)
+    posteriors *= messages
+    torch.sum(posteriors, 2, out=totals)
+    divisor = totals.clamp(min=lowest(totals.dtype))
+    posteriors /= divisor[:, :, None]
+    if factors is not None and pairs is not None:
+        factor = (factors / divisor).masked_fill_(cut, 0.0)
+        torch.mul(weights, factor[:, :, None], out=pairs)
     return back
+
+
+def add_rows(
+    table: Float[Tensor, "V K"],
+    index: Int[Tensor, "B C"],
+    rows: Float[Tensor, "B C K"],
+    counted: Bool[Tensor, "B C"],
+) -> None:
+    """table[index] += rows where counted."""
+    table.index_add_(0, index[counted], rows[counted])
+
+
+def _weights(
+    log_weights: Float[Tensor, "V K"], index: Int[Tensor, "B C"]
+) -> tuple[Float[Tensor, "B C K"], Bool[Tensor, "B C K"]]:
+    """The weights of all steps, and where they are not zero."""
+    log_values = log_weights[index.clamp(min=0)].masked_fill_((index < 0)[:, :, None], 0.0)
+    possible = log_values > -torch.inf
+    return log_values.exp_(), possible

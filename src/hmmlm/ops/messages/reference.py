@@ -51,8 +51,10 @@ def weigh(back: Float[Tensor, "B L"], log_emission: Float[Tensor, "B L"]) -> Flo
     return back + log_emission
 
 
-def pull(link: Link, weight: Float[Tensor, "B L"]) -> Float[Tensor, "B K"]:
-    """log sum_j p(j | i) exp(weight_j) for every i, shifted so that its largest entry is 0."""
+def pull(
+    link: Link, weight: Float[Tensor, "B L"]
+) -> tuple[Float[Tensor, "B K"], Bool[Tensor, " B"]]:
+    """log sum_j p(j | i) exp(weight_j) for every i, its largest entry 0; and rows to be redone."""
     if isinstance(link, Tiles):
         back = torch.logsumexp(link.log_tile + weight[:, None, :], 2)
     else:
@@ -60,7 +62,8 @@ def pull(link: Link, weight: Float[Tensor, "B L"]) -> Float[Tensor, "B K"]:
         parts = [log_matmul(wide, tile.T) for _, tile in link.table.log_tiles()]
         back = gather(torch.cat(parts, 1), link.sources, zero)
     most = back.max(1, keepdim=True).values
-    return back - torch.where(torch.isfinite(most), most, 0.0)
+    back = back - torch.where(torch.isfinite(most), most, 0.0)
+    return back, torch.zeros(len(back), dtype=torch.bool, device=back.device)
 
 
 def posterior(
@@ -85,7 +88,9 @@ def add_pairs(
         total = torch.logsumexp(joint, (1, 2))
         possible = rows & torch.isfinite(total)
         counts = (joint - torch.where(possible, total, 0.0)[:, None, None]).exp()
-        sums.add_tile(torch.where(possible[:, None, None], counts, 0.0), link.sources, link.destinations)
+        sums.add_tile(
+            torch.where(possible[:, None, None], counts, 0.0), link.sources, link.destinations
+        )
         return redo
     prediction, _ = push(link, message)
     total = torch.logsumexp(prediction + weight, 1)

@@ -1,7 +1,8 @@
 """Messages as probabilities with the scale taken out at every step: matrix products.
 
-A row whose scale falls under `lowest` has lost digits to underflow and is reported; its caller
-redoes it with `reference`.
+A number keeps its digits while it is above `lowest`. A row with a possible state below that is
+reported, for what was lost there can be what explains the rest of the text; its caller redoes it
+in a wider arithmetic. So every answer has full precision, however far apart the states are.
 """
 
 import torch
@@ -14,7 +15,7 @@ zero, one = 0.0, 1.0
 
 
 def lowest(dtype: torch.dtype) -> float:
-    """The scale under which a step is redone: 1e-30 in float32, whose smallest number is 1e-38."""
+    """What a message may hold without losing digits: float32 ends at 1e-38, float64 at 1e-308."""
     return 1e-290 if dtype == torch.float64 else 1e-30
 
 
@@ -49,7 +50,9 @@ def absorb(
 ) -> tuple[Float[Tensor, "B L"], Float[Tensor, " B"], Bool[Tensor, " B"]]:
     """Takes in an observation: (posterior message, log of its probability, rows to be redone)."""
     most = _finite(log_emission.max(1).values)
-    message, scale, low = normalise(prediction * (log_emission - most[:, None]).exp())
+    joint = prediction * (log_emission - most[:, None]).exp()
+    low = _lost(joint, torch.isfinite(log_emission))
+    message, scale = normalise(joint)
     return message, scale.log() + most, low
 
 
@@ -59,8 +62,10 @@ def weigh(back: Float[Tensor, "B L"], log_emission: Float[Tensor, "B L"]) -> Flo
     return back * (log_emission - most).exp()
 
 
-def pull(link: Link, weight: Float[Tensor, "B L"]) -> Float[Tensor, "B K"]:
-    """sum_j p(j | i) weight_j for every i, scaled so that its largest entry is 1."""
+def pull(
+    link: Link, weight: Float[Tensor, "B L"]
+) -> tuple[Float[Tensor, "B K"], Bool[Tensor, " B"]]:
+    """sum_j p(j | i) weight_j for every i, its largest entry 1; and rows to be redone."""
     if isinstance(link, Tiles):
         back = (_tile_probs(link)[0] @ weight[:, :, None])[:, :, 0]
     else:
@@ -68,15 +73,16 @@ def pull(link: Link, weight: Float[Tensor, "B L"]) -> Float[Tensor, "B K"]:
         back = torch.cat([wide @ tile.T for _, tile in link.table.prob_tiles()], 1)
         back = gather(back, link.sources, zero)
     most = back.max(1, keepdim=True).values
-    return back / torch.where(most > 0, most, 1.0)
+    real = torch.ones_like(back, dtype=torch.bool) if link.sources is None else link.sources >= 0
+    return back / torch.where(most > 0, most, 1.0), _lost(back, real)
 
 
 def posterior(
     message: Float[Tensor, "B K"], back: Float[Tensor, "B K"]
 ) -> tuple[Float[Tensor, "B K"], Bool[Tensor, " B"]]:
     """p(z_t | everything) as a message, and the rows to be redone."""
-    result, _, low = normalise(message * back)
-    return result, low
+    result, total = normalise(message * back)
+    return result, total < lowest(total.dtype)
 
 
 def add_pairs(
@@ -113,12 +119,15 @@ def _tile_probs(link: Tiles) -> tuple[Float[Tensor, "B K L"], Float[Tensor, " B"
     return (link.log_tile - most[:, None, None]).exp(), most
 
 
-def normalise(
-    joint: Float[Tensor, "B K"],
-) -> tuple[Float[Tensor, "B K"], Float[Tensor, " B"], Bool[Tensor, " B"]]:
-    """The joint over its sum, that sum, and the rows where it is too small to be trusted."""
+def normalise(joint: Float[Tensor, "B K"]) -> tuple[Float[Tensor, "B K"], Float[Tensor, " B"]]:
+    """The joint over its sum (as it is where that is zero), and the sum."""
     scale = joint.sum(1)
-    return joint / torch.where(scale > 0, scale, 1.0)[:, None], scale, scale < lowest(joint.dtype)
+    return joint / torch.where(scale > 0, scale, 1.0)[:, None], scale
+
+
+def _lost(values: Float[Tensor, "B K"], possible: Bool[Tensor, "B K"]) -> Bool[Tensor, " B"]:
+    """Rows where a possible state is too small to have kept its digits."""
+    return ((values < lowest(values.dtype)) & possible).any(1)
 
 
 def _finite(values: Tensor) -> Tensor:

@@ -1,0 +1,338 @@
+"""Every command as people run it: what it prints, and the JSON line that programs read."""
+
+import json
+import math
+import os
+import pty
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from commands import SOURCE, made_up_lines, run_command, tree
+from hmmlm.model import Model
+
+LINE = "the red dog sees a cat ."
+
+
+def last_json(out: str) -> dict:
+    return json.loads(out.splitlines()[-1])
+
+
+def test_prepare_counts_every_split(made):
+    assert made.prepared.status == 0 and made.prepared.err == ""
+    result = last_json(made.prepared.out)
+    assert set(result) == {"splits", "vocab", "folder"}
+    assert {name: split["tokens"] for name, split in result["splits"].items()} == {
+        "train": 200 * 8,
+        "valid": 30 * 8,
+        "test": 40 * 8,
+    }
+    assert result["vocab"] == 13  # eleven words, <unk> and <eos>
+    assert "vocabulary of 13; written to corpus" in made.prepared.out
+
+
+def test_train_writes_a_model(made):
+    assert made.trained.status == 0 and made.trained.err == ""
+    result = last_json(made.trained.out)
+    assert set(result) == {"folder", "steps", "seconds", "val"}
+    assert result["folder"] == "model" and result["steps"] == 80 and 1 < result["val"] < 6
+    names = {"model.safetensors", "config.json", "tokenizer.json", "metrics.jsonl"}
+    assert {path.name for path in (made.folder / "model").iterdir()} == names
+    steps = [json.loads(x) for x in (made.folder / "model/metrics.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps] == list(range(1, 81))
+    assert min(step["val"] for step in steps if step["val"] is not None) == result["val"]
+
+
+def test_files_of_a_model_can_be_read_by_whoever_may_read_the_folder(made):
+    modes = {path.stat().st_mode & 0o777 for path in (made.folder / "model").iterdir()}
+    mask = os.umask(0)
+    os.umask(mask)
+    assert modes == {0o666 & ~mask}
+
+
+def test_evaluate_gives_the_perplexity_of_a_split_and_of_the_same_text(place, call):
+    answer = call("evaluate", "model", "corpus", "--json")
+    result = last_json(answer.out)
+    assert set(result) == {"tokens", "nats", "perplexity", "mode", "max_row_error"}
+    assert result["tokens"] == 320 and result["mode"] == "sentence"
+    assert result["perplexity"] == pytest.approx(math.exp(result["nats"] / 320))
+    assert result["max_row_error"] < 1e-4
+    assert answer.out.startswith(f"perplexity {result['perplexity']:.3f} over 320 tokens")
+    assert len(answer.out.splitlines()) == 2  # nothing is wrapped where nobody watches
+    assert last_json(call("evaluate", "model", "test.txt", "--json").out) == result
+    other = last_json(call("evaluate", "model", "corpus", "--split=valid", "--json").out)
+    assert other["tokens"] == 240
+    for mode in ("streaming", "window 5"):
+        again = last_json(call("evaluate", "model", "corpus", "--mode", mode, "--json").out)
+        assert again["mode"] == mode and again["nats"] != result["nats"]
+
+
+def test_score_reads_stdin(made):
+    text = f"{LINE}\nthe zebra .\n".encode()
+    answer = run_command("score", "model", "--json", cwd=made.folder, stdin=text)
+    assert answer.status == 0 and answer.err == ""
+    result = last_json(answer.out)
+    assert set(result) == {"tokens", "nats", "log_probs"}
+    assert result["tokens"] == len(result["log_probs"]) == 8 + 4
+    assert result["nats"] == pytest.approx(-sum(result["log_probs"]))
+    expected = Model.load(made.folder / "model").score([LINE, "the zebra ."])
+    parts = [p for line in expected for p in line.log_probs]
+    assert result["log_probs"] == pytest.approx(parts, abs=1e-5)
+
+
+def test_score_writes_a_line_of_output_for_a_line_of_text(place, call):
+    (place / "two.txt").write_text(f"{LINE}\nthe zebra .\n")
+    first, second = call("score", "model", "two.txt").out.splitlines()
+    total, _, rest = first.partition("\t")
+    words = rest.split("  ")
+    assert [word.split(" ")[0] for word in words] == [*LINE.split(), "<eos>"]
+    assert float(total) == pytest.approx(sum(float(w.split(" ")[1]) for w in words), abs=1e-3)
+    assert "<unk>" in second
+
+
+def test_an_impossible_token_is_null_in_json(place, call):
+    from safetensors.torch import load_file, save_file
+
+    weights = place / "model/model.safetensors"
+    tensors = load_file(weights)
+    word = Model.load(place / "model").tokenizer.id("red")
+    rest = tensors["log_emit"].exp()
+    rest[word] = 0
+    tensors["log_emit"] = (rest / rest.sum(0)).log()
+    save_file(tensors, weights)
+    (place / "one.txt").write_text(LINE + "\n")
+    result = last_json(call("score", "model", "one.txt", "--json").out)
+    assert result["log_probs"][1] is None and result["nats"] is None
+    assert last_json(call("tag", "model", "one.txt", "--json").out)["states"] == [[-1] * 8]
+    answer = last_json(call("tag", "model", "one.txt", "--posterior", "--json").out)
+    assert answer["states"] == [[-1] * 8]
+    refused = call("next", "model", "the red")
+    assert refused.status == 2
+    assert refused.err == (
+        "hmmlm: The prompt 'the red' has probability zero under this model, so nothing can follow "
+        "it; give another.\n"
+    )
+
+
+def test_tag_reads_stdin(made):
+    answer = run_command("tag", "model", cwd=made.folder, stdin=f"{LINE}\n".encode())
+    pairs = [pair.rsplit("/", 1) for pair in answer.out.split()]
+    assert [word for word, _ in pairs] == [*LINE.split(), "<eos>"]
+    assert all(0 <= int(state) < 4 for _, state in pairs)
+
+
+@pytest.mark.parametrize("how", [[], ["--posterior"]])
+def test_tag_gives_states_in_json(place, call, how):
+    result = last_json(call("tag", "model", "test.txt", "--json", *how).out)
+    assert result["tokens"] == 320
+    model = Model.load("model")
+    lines = Path("test.txt").read_text()
+    tagged = model.tag(lines) if how else model.viterbi(lines)
+    assert result["states"] == [line.states for line in tagged]
+
+
+def test_sample_is_the_same_with_the_same_seed(place, call):
+    texts = [call("sample", "model", "-n", 3, "--seed=5").out for _ in range(2)]
+    assert texts[0] == texts[1] and len(texts[0].splitlines()) == 3
+    result = last_json(call("sample", "model", "-n", 3, "--seed=5", "--json").out)
+    assert "".join(text + "\n" for text in result["texts"]) == texts[0]
+    assert call("sample", "model", "-n", 3, "--seed=6").out != texts[0]
+
+
+def test_sample_goes_on_after_a_prompt_and_no_longer_than_asked(place, call):
+    options = ["--prompt=the red dog", "--length=2", "-n", 20, "--seed=0", "--json"]
+    texts = last_json(call("sample", "model", *options).out)["texts"]
+    assert all(text.startswith("the red dog") for text in texts)
+    assert {len(text.split()) for text in texts} <= {3, 4, 5}
+
+
+def test_long_texts_are_not_wrapped(made):
+    options = ["-n", "40", "--length=200", "--seed=0"]
+    answer = run_command("sample", "model", *options, cwd=made.folder)
+    assert len(answer.out.splitlines()) == 40
+    assert max(map(len, answer.out.splitlines())) > 60
+
+
+def test_next_gives_probabilities_that_fall(place, call):
+    result = last_json(call("next", "model", "the red", "-k", 13, "--json").out)["next"]
+    assert sum(pair["prob"] for pair in result) == pytest.approx(1, abs=1e-5)
+    assert [p["prob"] for p in result] == sorted((p["prob"] for p in result), reverse=True)
+    lines = call("next", "model", "the red").out.splitlines()
+    assert len(lines) == 10
+    assert lines[0].split() == [f"{result[0]['prob']:.6f}", result[0]["token"]]
+
+
+def test_info_of_a_model_and_of_a_corpus(place, call):
+    answer = call("info", "model", "--states", 2, "--json")
+    result = last_json(answer.out)
+    assert (result["kind"], result["states"], result["vocabulary"]) == ("model", 4, 13)
+    assert result["training"]["epochs"] == 20
+    shown = answer.out.splitlines()
+    assert shown[0].split()[0] == "0" and shown[1].split()[0] == "1"
+    assert any(line.split()[:2] == ["training", "states"] for line in shown)
+    result = last_json(call("info", "corpus", "--json").out)
+    assert (result["kind"], result["train_tokens"]) == ("corpus", 1600)
+
+
+def test_names_in_brackets_are_printed_as_they_are(place, call):
+    answer = call("prepare", "text.txt", "--out=[bold]")
+    assert answer.out.endswith("written to [bold]\n")
+
+
+def test_prepare_takes_a_tokenizer(place, call):
+    tokenizer = "model/tokenizer.json"
+    assert call("prepare", "test.txt", "--tokenizer", tokenizer, "--out=again").status == 0
+    answer = call("evaluate", "model", "again", "--split=train", "--json")
+    assert last_json(answer.out)["tokens"] == 320
+
+
+def test_help_is_fast_and_does_not_wait_for_torch(tmp_path):
+    code = """
+import sys
+from hmmlm.cli import main
+sys.argv = ["hmmlm", "--help"]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code
+print("torch" in sys.modules, "numpy" in sys.modules)
+"""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    environment = {**os.environ, "PYTHONPATH": SOURCE}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.stdout.splitlines()[-1] == "False False"
+    commands = ["prepare", "train", "evaluate", "score", "tag", "sample", "next", "info", "demo"]
+    assert all(f" {command} " in done.stdout for command in commands)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1
+
+
+def test_no_command_shows_the_help(call):
+    answer = call()
+    assert answer.status == 2 and "Usage: hmmlm" in answer.out and answer.err == ""
+
+
+def test_demo_goes_the_whole_way(tmp_path):
+    answer = run_command(
+        "demo", "--epochs=1", "--states=8", "--out=here/demo", "--json", cwd=tmp_path
+    )
+    assert answer.status == 0 and answer.err == ""
+    for heading in (
+        "1. Text:",
+        "2. Training",
+        "3. Perplexity",
+        "4. 8 states",
+        "5. Three",
+        "6. One",
+    ):
+        assert sum(line.startswith(heading) for line in answer.out.splitlines()) == 1, heading
+    result = last_json(answer.out)
+    assert {"folder", "steps", "seconds", "val", "unigram", "hmm", "kneser-ney_bigram"} == set(
+        result
+    )
+    assert 1 < result["kneser-ney_bigram"] < result["hmm"]
+    assert re.search(rf"HMM, 8 states +{result['hmm']:.1f}\n", answer.out)
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
+    assert [path.name for path in (tmp_path / "here").iterdir()] == ["demo"]
+    assert Model.load(tmp_path / "here/demo").hmm.num_states == 8
+
+
+def test_demo_takes_the_next_free_name(place, call, monkeypatch):
+    from hmmlm.cli import tour
+
+    (place / "runs/demo").mkdir(parents=True)
+    (place / "runs/demo-2").mkdir()
+    seen = []
+    monkeypatch.setattr(tour, "fit", lambda corpus, out, *_, **__: seen.append(out) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        call("demo")
+    assert [str(path) for path in seen] == ["runs/demo-3"]
+
+
+class Terminal:
+    """A terminal that shows the standard error of a process."""
+
+    def __init__(self, *arguments: str, cwd: Path, stdout) -> None:
+        self.side, inner = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "hmmlm", *arguments],
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=inner,
+            env={**os.environ, "PYTHONPATH": SOURCE, "TERM": "xterm", "COLUMNS": "100"},
+        )
+        os.close(inner)
+        self.shown = ""
+
+    def read(self, until: str | None) -> None:
+        """Reads what is shown until a word appears, or to the end."""
+        ends = time.monotonic() + 120
+        while time.monotonic() < ends and (until is None or until not in self.shown):
+            try:
+                data = os.read(self.side, 4096)
+            except OSError:  # the other side is closed
+                return
+            if not data:
+                return
+            self.shown += data.decode(errors="replace")
+
+
+def test_a_bar_on_the_terminal_leaves_standard_output_alone(made, tmp_path):
+    with (tmp_path / "out.txt").open("wb") as out:
+        terminal = Terminal("score", "model", "text.txt", cwd=made.folder, stdout=out)
+        terminal.read(None)
+    assert terminal.process.wait(60) == 0
+    assert "Scoring" in terminal.shown
+    assert len((tmp_path / "out.txt").read_text().splitlines()) == 200
+
+
+def test_stopping_a_training_leaves_nothing(made, tmp_path):
+    target = tmp_path / "deep/model"
+    options = ["--out", str(target), "--epochs=1000000"]
+    terminal = Terminal("train", "corpus", *options, cwd=made.folder, stdout=subprocess.PIPE)
+    terminal.read("tokens/s")
+    terminal.process.send_signal(signal.SIGINT)
+    terminal.read(None)
+    out, _ = terminal.process.communicate(timeout=60)
+    assert terminal.process.returncode == 130
+    assert terminal.shown.rstrip().endswith("hmmlm: stopped.")
+    assert "Traceback" not in terminal.shown and out == b""
+    assert tree(tmp_path) == {}
+
+
+def test_a_reader_that_has_enough_ends_the_command_quietly(made):
+    (made.folder / "long.txt").write_text("".join(f"{x}\n" for x in made_up_lines(5000, 1)))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hmmlm", "score", "model", "long.txt"],
+        cwd=made.folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": SOURCE},
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(60) == 1
+
+
+def test_standard_output_on_a_full_disk_is_one_sentence(made):
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "hmmlm", "score", "model", "test.txt"],
+            cwd=made.folder,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": SOURCE},
+        )
+    assert (done.returncode, done.stderr) == (2, b"hmmlm: No space left on device.\n")

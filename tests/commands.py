@@ -1,0 +1,57 @@
+"""Running commands, and looking at what they leave."""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import hmmlm
+
+SOURCE = str(Path(hmmlm.__file__).parents[1])
+
+
+class Answer(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+class Made(NamedTuple):
+    folder: Path
+    prepared: Answer
+    trained: Answer
+
+
+Tree = dict[str, bytes | None]
+
+
+def tree(folder: Path) -> Tree:
+    """All that is in a folder: the bytes of files, None for folders."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def made_up_lines(count: int, seed: int) -> list[str]:
+    draw = random.Random(seed).choice
+    nouns, verbs, colours = ["dog", "cat", "bird", "tree"], ["sees", "likes"], ["red", "blue"]
+    return [
+        f"the {draw(colours)} {draw(nouns)} {draw(verbs)} a {draw(nouns)} ." for _ in range(count)
+    ]
+
+
+def run_command(*arguments: object, cwd: Path, stdin: bytes = b"", **options) -> Answer:
+    """`python -m hmmlm` in a process of its own, on this source."""
+    done = subprocess.run(
+        [sys.executable, "-m", "hmmlm", *map(str, arguments)],
+        cwd=cwd,
+        input=stdin,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": SOURCE, "COLUMNS": "60"},
+        timeout=240,
+        **options,
+    )
+    return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
