@@ -158,7 +158,10 @@ def _dynamax(own_pairs: bool) -> Callable[[Problem, str], Answer]:
         init, trans = (
             jnp.asarray(table.exp().numpy()) for table in (problem.log_init, problem.log_trans)
         )
-        log_emit, tokens = jnp.asarray(problem.log_emit.numpy()), jnp.asarray(problem.tokens.numpy())
+        log_emit, tokens = (
+            jnp.asarray(problem.log_emit.numpy()),
+            jnp.asarray(problem.tokens.numpy()),
+        )
 
         @jax.jit
         def score(init, trans, log_emit, tokens):
@@ -201,7 +204,9 @@ IMPLEMENTATIONS = {
         Implementation("hmmlm-reference", _ours("reference", torch.float32), skip=_only_small),
         Implementation("pytorch", _plain(torch.float32)),
         Implementation("hmmlearn", _hmmlearn, "hmmlearn", "float64", True, True),
-        Implementation("pomegranate", _pomegranate, "pomegranate", is_peer=True, skip=_pomegranate_skip),
+        Implementation(
+            "pomegranate", _pomegranate, "pomegranate", is_peer=True, skip=_pomegranate_skip
+        ),
         Implementation("dynamax", _dynamax(False), "dynamax", is_peer=True),
         Implementation(
             "dynamax-one-product", _dynamax(True), "dynamax", is_peer=True, skip=_only_counts

@@ -1,7 +1,9 @@
 """Where and with what a line was measured."""
 
+import os
 import platform
 import subprocess
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -54,3 +56,24 @@ def _git(folder: Path, *words: str) -> str:
     return subprocess.run(
         ["git", *words], cwd=folder, check=True, capture_output=True, text=True
     ).stdout.strip()
+
+
+def busy_seconds() -> float:
+    """Processor seconds that the whole machine has spent on anything but waiting; 0 if unknown."""
+    try:
+        fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
+    except OSError:
+        return 0.0
+    user, nice, system, _, _, interrupts, soft, stolen = (int(field) for field in fields[:8])
+    return (user + nice + system + interrupts + soft + stolen) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_for_quiet(patience: float, limit: float = 0.1) -> float:
+    """Waits until the machine is idle, at most so many seconds; gives the load last seen."""
+    until = time.monotonic() + patience
+    while True:
+        before, begin = busy_seconds(), time.monotonic()
+        time.sleep(0.2)
+        load = (busy_seconds() - before) / (time.monotonic() - begin)
+        if load < limit or time.monotonic() > until:
+            return load

@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.cases import CPU, QUANTITIES, SMOKE, Case
 from benchmarks.implementations import IMPLEMENTATIONS, Implementation
-from benchmarks.machine import describe
+from benchmarks.machine import describe, wait_for_quiet
 
 EVIDENCE = 1e-6
 """How far, relative to its size, a total log-likelihood may be from the float64 one."""
@@ -40,6 +40,12 @@ def main() -> int:
     parser.add_argument("--case", action="append", help="only this case (may be repeated)")
     parser.add_argument("--what", choices=QUANTITIES, action="append", help="only this quantity")
     parser.add_argument("--only", action="append", choices=list(IMPLEMENTATIONS))
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=0.0,
+        help="seconds to wait for an idle machine, each round",
+    )
     parser.add_argument("--out", type=Path, help="write the lines to this file as JSON")
     options = parser.parse_args()
     names = options.case or (SMOKE if options.smoke else CPU)
@@ -56,7 +62,7 @@ def main() -> int:
         for what in options.what or QUANTITIES:
             with tempfile.TemporaryDirectory() as folder:
                 group = Group(case, what, Path(folder))
-                lines += group.measure(chosen, rounds, seconds, machine)
+                lines += group.measure(chosen, rounds, seconds, options.patience, machine)
                 wrong += group.wrong
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +79,12 @@ class Group:
         self.wrong: list[str] = []
 
     def measure(
-        self, chosen: list[Implementation], rounds: int, seconds: float, machine: dict
+        self,
+        chosen: list[Implementation],
+        rounds: int,
+        seconds: float,
+        patience: float,
+        machine: dict,
     ) -> list[dict]:
         case, what = self.case, self.what
         print(
@@ -96,12 +107,18 @@ class Group:
                         continue
                 print(f"  {one.name:20} skipped: {reason}", flush=True)
             peaks = {name: ask(process, "peak")["peak_bytes"] for name, process in running.items()}
-            times = {name: [] for name in ("floor", *running)}
+            times: dict[str, list[float]] = {name: [] for name in ("floor", *running)}
+            loads: dict[str, list[float]] = {name: [] for name in times}
             for number in range(rounds):
                 for name, process in {"floor": floor, **running}.items():
                     slow = times[name] and median(times[name]) > 1e3 * rounds
-                    if not (slow and number >= 3):
-                        times[name] += ask(process, f"time {seconds}")["ms"]
+                    if slow and number >= 3:
+                        continue
+                    if patience:
+                        wait_for_quiet(patience)
+                    answer = ask(process, f"time {seconds}")
+                    times[name] += answer["ms"]
+                    loads[name].append(answer["other_load"])
         floor_ms = median(times["floor"])
         print(f"  {'floor':20} {spread(times['floor'])}")
         lines = []
@@ -121,6 +138,8 @@ class Group:
                 "floor_ms": round(floor_ms, 4),
                 "tokens_per_s": round(case.tokens_per_call / ms * 1e3),
                 "peak_bytes": peaks[name],
+                "other_load": round(max(loads[name]), 2),
+                "floor_other_load": round(max(loads["floor"]), 2),
                 "flops": case.flops(what),
                 "bytes": case.bytes(what),
                 **machine,
@@ -129,7 +148,7 @@ class Group:
             peak = "?" if peaks[name] is None else f"{peaks[name] / 2**20:,.1f} MiB"
             print(
                 f"  {name:20} {spread(times[name])}  {line['tokens_per_s']:>11,} tokens/s  "
-                f"{ms / floor_ms:6.2f} x floor  peak {peak}",
+                f"{ms / floor_ms:6.2f} x floor  peak {peak}  others {max(loads[name]):.2f}",
                 flush=True,
             )
         return lines
@@ -172,7 +191,10 @@ class Group:
 
     def distance(self, name: str) -> tuple[float, float]:
         """From the truth: of the total log-likelihood, and the worst of the tables of counts."""
-        with np.load(f"{self.path('truth')}.npz") as truth, np.load(f"{self.path(name)}.npz") as got:
+        with (
+            np.load(f"{self.path('truth')}.npz") as truth,
+            np.load(f"{self.path(name)}.npz") as got,
+        ):
             pairs = [(truth[key], got[key]) for key in truth.files]
         sizes = [float(np.abs(g - t).sum() / np.abs(t).sum()) for t, g in pairs]
         return sizes[0], max(sizes[1:], default=0.0)

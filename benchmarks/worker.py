@@ -1,7 +1,8 @@
 """One implementation of one quantity in a process of its own, told what to do through its stdin.
 
 `check FILE` answers the question once and saves it, `peak` gives the peak of memory, `time
-SECONDS` calls it again and again and gives the milliseconds of each call. Answers are JSON lines.
+SECONDS` calls it again and again and gives the milliseconds of each call and how many cores other
+processes kept busy meanwhile. Answers are JSON lines.
 """
 
 import json
@@ -18,6 +19,7 @@ import torch
 from benchmarks.cases import Case, Problem
 from benchmarks.floor import floor
 from benchmarks.implementations import IMPLEMENTATIONS, truth
+from benchmarks.machine import busy_seconds
 from benchmarks.memory import peak_growth
 
 LONGEST = 60.0
@@ -40,7 +42,7 @@ def main(name: str, what: str, implementation: str) -> None:
             elif command == "peak":
                 answer = {"peak_bytes": peak_growth(call)}
             else:
-                answer = {"ms": _time(call, float(argument))}
+                answer = _time(call, float(argument))
         except _TooSlow as slow:
             answer = {"skipped": str(slow)}
         except Exception as error:
@@ -82,16 +84,18 @@ def _save(call: Callable[[], object], path: str) -> float:
     return seconds
 
 
-def _time(call: Callable[[], object], seconds: float) -> list[float]:
-    times = []
-    until = time.perf_counter() + seconds
+def _time(call: Callable[[], object], seconds: float) -> dict:
+    times: list[float] = []
+    busy, own, start = busy_seconds(), time.process_time(), time.perf_counter()
     while True:
         begin = time.perf_counter()
         call()
         end = time.perf_counter()
         times.append((end - begin) * 1e3)
-        if end > until or len(times) >= 50:
-            return times
+        if end - start > seconds:
+            break
+    others = busy_seconds() - busy - (time.process_time() - own)
+    return {"ms": times, "other_load": max(0.0, others / (time.perf_counter() - start))}
 
 
 if __name__ == "__main__":

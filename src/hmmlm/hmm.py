@@ -246,7 +246,8 @@ def _check_totals(name: str, totals: Tensor, first: int) -> None:
     error = (totals - 1).abs()
     if (error > TOLERANCE).any():
         worst = int(error.argmax())
+        which = "its probabilities" if name == "log_init" else f"those of state {first + worst:,}"
         raise InputError(
-            f"{name} is not normalised: the probabilities of state {first + worst:,} sum to "
-            f"{float(totals[worst]):.6g}, not 1; apply log_softmax to your logits first."
+            f"{name} is not normalised: {which} sum to {float(totals[worst]):.6g}, not 1; apply "
+            f"log_softmax to your logits first."
         )

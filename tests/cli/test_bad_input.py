@@ -519,7 +519,12 @@ def test_no_permission_is_said_before_any_work(place, refused, monkeypatch, comm
     def deny(*_, **names):
         raise PermissionError(13, "Permission denied", str(names.get("dir")))
 
+    def work(*_, **__):
+        raise AssertionError("work was done for nothing")
+
     monkeypatch.setattr("tempfile.mkdtemp", deny)
+    for name in ("data.tokenizer.Tokenizer.words", "data.shards.Corpus.open", "cli.tour._prepare"):
+        monkeypatch.setattr(f"hmmlm.{name}", work)
     message = refused(*command, "--out=a/b/new")
     assert message == (
         "a/b/new cannot be written: Permission denied; choose another place or ask for permission."

@@ -32,7 +32,8 @@ def built(tmp_path_factory) -> Path:
 
 def test_the_wheel_has_the_package_and_nothing_else(built):
     (wheel,) = built.glob("hmmlm-*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
+    with zipfile.ZipFile(wheel) as file:
+        names = file.namelist()
     assert "hmmlm/py.typed" in names and "hmmlm/cli/tour.py" in names
     first = {name.split("/")[0] for name in names}
     assert {name for name in first if not name.endswith(".dist-info")} == {"hmmlm"}
@@ -44,7 +45,8 @@ def test_the_wheel_has_the_package_and_nothing_else(built):
 
 def test_the_sdist_has_the_tests(built):
     (sdist,) = built.glob("hmmlm-*.tar.gz")
-    names = {name.partition("/")[2] for name in tarfile.open(sdist).getnames()}
+    with tarfile.open(sdist) as file:
+        names = {name.partition("/")[2] for name in file.getnames()}
     assert {"src/hmmlm/py.typed", "tests/test_model.py", "README.md", "CITATION.cff"} <= names
     assert {"LICENSE", "CHANGELOG.md", "pyproject.toml"} <= names
     assert not any(name.endswith((".pyc", ".nbi", ".nbc")) for name in names)

@@ -37,9 +37,8 @@ def main() -> None:
     try:
         status = app(prog_name="hmmlm", standalone_mode=False)
         sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader, such as head, has enough; the interpreter must not try to flush again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader, such as head, has enough
+        _give_up_output()
         sys.exit(1)
     except (KeyboardInterrupt, typer.Abort):
         status = STOPPED
@@ -47,12 +46,21 @@ def main() -> None:
         sentence = _sentence(error)
         if sentence is None:
             raise
+        _give_up_output()
         if sentence:
             print(f"hmmlm: {sentence}", file=sys.stderr)
         sys.exit(2)
     if status == STOPPED:
         print("hmmlm: stopped.", file=sys.stderr)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _give_up_output() -> None:
+    """Writes what is left, or drops it where that fails: the interpreter must not try again."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _sentence(error: Exception) -> str | None:

@@ -211,8 +211,8 @@ def fit(corpus: Any, out: Path, settings: dict[str, Any], *, device: str) -> dic
             metrics.append(step._asdict())
             if step.val is not None and (best is None or step.val < best):
                 best = step.val
-            details = f"perplexity {step.perplexity:.1f}, {step.tokens_per_second:,.0f} tokens/s"
-            details += "" if best is None else f", best validation {best:.2f}"
+            details = f"perplexity {step.perplexity:.1f}"
+            details += "" if best is None else f", best on validation {best:.1f}"
             bar.update(bar.task_ids[0], completed=step.step, details=details)
     seconds = time.perf_counter() - began
     with torch.no_grad():

@@ -59,13 +59,13 @@ def read_lines(path: str | os.PathLike[str], *, empty_lines: str = "refuse") -> 
 
 
 def _lines(path: Path, empty_lines: str) -> Iterator[str]:
-    any_line = False
+    any_line, name = False, "Standard input" if path == STDIN else str(path)
     for number, raw in enumerate(_raw_lines(path), 1):
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             raise InputError(
-                f"{path}, line {number:,}: byte 0x{error.object[error.start]:02x} is not UTF-8; "
+                f"{name}, line {number:,}: byte 0x{error.object[error.start]:02x} is not UTF-8; "
                 f"convert the file first, for example: iconv -f LATIN1 -t UTF-8 {path} > new.txt"
             ) from None
         line = line.removesuffix("\n").removesuffix("\r")
@@ -74,14 +74,14 @@ def _lines(path: Path, empty_lines: str) -> Iterator[str]:
                 continue
             if empty_lines == "refuse":
                 raise InputError(
-                    f"{path}, line {number:,} is empty; --empty-lines keep makes it a sentence of "
+                    f"{name}, line {number:,} is empty; --empty-lines keep makes it a sentence of "
                     "only <eos>, --empty-lines skip drops it."
                 )
             line = ""
         any_line = True
         yield line
     if not any_line:
-        raise InputError(f"{path} is empty; give a file with at least one line of text.")
+        raise InputError(f"{name} is empty; give at least one line of text.")
 
 
 def _raw_lines(path: Path) -> Iterator[bytes]:

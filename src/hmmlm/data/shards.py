@@ -1,6 +1,5 @@
 """A corpus on disk: token ids in memory-mapped shards, with checksums and the vocabulary."""
 
-import errno
 import hashlib
 import json
 import os
@@ -160,23 +159,13 @@ def write_corpus(
         "vocabulary_hash": tokenizer.hash,
         "splits": {},
     }
-    try:
-        with new_folder(folder) as temporary:
-            tokenizer.save(temporary / "tokenizer.json")
-            for name, lines in splits.items():
-                index["splits"][name] = _write_split(
-                    temporary, name, tokenizer, lines, index["dtype"], shard_tokens, progress
-                )
-            (temporary / "corpus.json").write_text(json.dumps(index, indent=1) + "\n")
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise InputError(
-                f"the disk is full while writing {folder}; nothing was kept. Free some space or "
-                "choose another disk."
-            ) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise InputError(f"{folder} cannot be written: {error.strerror}.") from error
-        raise
+    with new_folder(folder) as temporary:
+        tokenizer.save(temporary / "tokenizer.json")
+        for name, lines in splits.items():
+            index["splits"][name] = _write_split(
+                temporary, name, tokenizer, lines, index["dtype"], shard_tokens, progress
+            )
+        (temporary / "corpus.json").write_text(json.dumps(index, indent=1) + "\n")
     counts = {name: {key: split[key] for key in _COUNTS} for name, split in index["splits"].items()}
     return {"splits": counts, "vocab": tokenizer.vocab_size}
 

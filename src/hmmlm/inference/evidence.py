@@ -200,12 +200,13 @@ class LastMessage:
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
         last = chain.lengths - 1
-        wide = chain.dense or any(chain.wide[t] for t in last.unique().tolist())
+        ends = last.unique().tolist()
+        wide = chain.dense or any(chain.wide[t] for t in ends)
         width = chain.hmm.num_states if wide else chain.hmm.support.width
         size = (chain.batch, width)
         self.states = torch.full(size, -1, device=chain.hmm.device)
         self.log_probs = chain.hmm.log_init.new_full(size, -torch.inf)
-        self.ends = {t: (last == t).nonzero().flatten() for t in last.unique().tolist()}
+        self.ends = {t: (last == t).nonzero().flatten() for t in ends}
 
     def visit(
         self, start: int, stop: int, message: Tensor, leave: Callable[[Tensor], Tensor]
@@ -215,6 +216,9 @@ class LastMessage:
             rows = self.ends[step]
             states = self.chain.states(step)
             states = all_states(self.chain) if states is None else states
+            if len(rows) == len(message) and states.shape == self.states.shape:
+                self.states, self.log_probs = states.clone(), leave(message)
+                continue
             self.states[rows, : states.shape[1]] = states[rows]
             self.log_probs[rows, : states.shape[1]] = leave(message[rows])
 

@@ -136,9 +136,12 @@ class DenseScaled:
         So it is unless the smallest probability times the smallest number that a message may hold
         is too small for a number.
         """
-        info, log_init = torch.finfo(self.initial.dtype), self.chain.hmm.log_init
-        least = min(self.chain.table.least, least_probability(log_init))
-        return least * scaled.lowest(self.initial.dtype) >= info.tiny
+        dtype, table = self.initial.dtype, self.chain.table
+        limit = torch.finfo(dtype).tiny / scaled.lowest(dtype)
+        log_init = self.chain.hmm.log_init
+        if min(float(table.probs.min()), float(self.initial.min())) >= limit:
+            return True  # the usual case, told from one look
+        return min(table.least, least_probability(log_init)) >= limit
 
     @cached_property
     def ahead(self) -> Tensor:
@@ -153,7 +156,7 @@ class DenseScaled:
         return max(1, STRETCH // (self.chain.batch * self.chain.hmm.num_states))
 
     def forward(self, start: int, stop: int, message: Tensor | None, *, keep: bool) -> Forward:
-        """Steps from `start` up to `stop`; `message` is that of the step before, None at the start."""
+        """Steps from `start` up to `stop`; `message` is of the step before, None at the start."""
         chain = self.chain
         tokens, log_emit = chain.tokens[:, start:stop], chain.hmm.log_emit
         size = (*tokens.shape, chain.hmm.num_states)
@@ -172,7 +175,7 @@ class DenseScaled:
             if messages is not None:
                 messages[:, 0] = message
             begin = 1
-        message = self.loops.forward(
+        last = self.loops.forward(
             message,
             self.ahead,
             log_emit,
@@ -186,7 +189,7 @@ class DenseScaled:
             begin=begin,
             exact_zeros=self.exact_zeros,
         )
-        return Forward(() if messages is None else messages, message, scales.log(), low)
+        return Forward(() if messages is None else messages, last, scales.log(), low)
 
     def backward(
         self,
@@ -213,7 +216,7 @@ class DenseScaled:
             pairs = torch.empty_like(messages)
         posteriors, totals = torch.empty_like(messages), torch.empty_like(forward.log_probs)
         low = torch.zeros(chain.batch, dtype=torch.bool, device=messages.device)
-        back = self.loops.backward(
+        before_first = self.loops.backward(
             back,
             self.behind,
             chain.hmm.log_emit,
@@ -238,7 +241,7 @@ class DenseScaled:
                 message, link = chain.entry()
                 entering = through[:, 0] & rows & ~low
                 scaled.add_pairs(link, sums, scaled.enter(message), first, entering)
-        return Backward(posteriors, back, low)
+        return Backward(posteriors, before_first, low)
 
     def _add_pairs(
         self, sums: CountSums, before: Tensor | None, messages: Tensor, pairs: Tensor

@@ -11,7 +11,7 @@ import torch
 
 from hmmlm.ops.dense_chain import scaled
 
-COMPILED_UP_TO = 4096
+COMPILED_UP_TO = 2048
 """States up to which the compiled loop beats one matrix product per step on a CPU."""
 
 
@@ -20,7 +20,10 @@ def choose(device: torch.device, num_states: int) -> tuple[ModuleType, str]:
     if device.type != "cpu":
         return scaled, f"a compiled loop runs on a CPU only, and this is {device.type}"
     if num_states > COMPILED_UP_TO:
-        return scaled, f"{num_states:,} states: one product per step is faster above {COMPILED_UP_TO}"
+        return (
+            scaled,
+            f"{num_states:,} states: one product per step is faster above {COMPILED_UP_TO:,}",
+        )
     from hmmlm.ops.dense_chain import compiled  # numba takes a second to import
 
-    return compiled, f"{num_states:,} states: the compiled loop is faster up to {COMPILED_UP_TO}"
+    return compiled, f"{num_states:,} states: the compiled loop is faster up to {COMPILED_UP_TO:,}"

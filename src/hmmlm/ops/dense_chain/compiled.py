@@ -4,12 +4,13 @@ Same functions as `scaled`. Up to eight rows go through a step together, so that
 the matrix that is loaded serves all of them. Compiled by numba at first use and cached on disk.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from functools import cache
-from itertools import count
+from typing import Any
 
 import numba
 import numpy as np
@@ -144,7 +145,7 @@ def _share(pieces: int, work: Callable[[int], None], threads: int) -> None:
         for piece in range(pieces):
             work(piece)
         return
-    numbers = count()
+    numbers = itertools.count()
 
     def take() -> None:
         while (piece := next(numbers)) < pieces:
@@ -157,6 +158,9 @@ def _share(pieces: int, work: Callable[[int], None], threads: int) -> None:
             job.result()
 
 
+_intrinsic: Any = intrinsic
+
+
 def _tile(rows: int) -> Callable:
     """out = left @ panel for a few rows of `left` and one panel, sums held in registers.
 
@@ -165,7 +169,7 @@ def _tile(rows: int) -> Callable:
     """
     ways = ROWS // rows
 
-    @intrinsic
+    @_intrinsic
     def tile(context, left, stride, panel, out, depth, like):
         signature = types.void(*[types.uintp, types.intp, types.uintp, types.uintp], depth, like)
 
@@ -184,8 +188,10 @@ def _tile(rows: int) -> Callable:
             left, panel, out = (
                 builder.inttoptr(address, number.as_pointer()) for address in (left, panel, out)
             )
-            sums = [[cgutils.alloca_once(builder, vector) for _ in range(ways)] for _ in range(rows)]
-            for one in sum(sums, []):
+            sums = [
+                [cgutils.alloca_once(builder, vector) for _ in range(ways)] for _ in range(rows)
+            ]
+            for one in itertools.chain(*sums):
                 builder.store(ir.Constant(vector, None), one)
             starts = [builder.mul(stride, constant(row)) for row in range(rows)]
             nothing = ir.Constant(vector, ir.Undefined)
@@ -198,7 +204,9 @@ def _tile(rows: int) -> Callable:
                     right = builder.load(source, align=bytes_each)
                     for row in range(rows):
                         value = builder.load(at(left, builder.add(starts[row], k)))
-                        value = builder.insert_element(nothing, value, ir.Constant(ir.IntType(32), 0))
+                        value = builder.insert_element(
+                            nothing, value, ir.Constant(ir.IntType(32), 0)
+                        )
                         value = builder.shuffle_vector(value, nothing, first)
                         term = builder.fmul(value, right, flags=("contract",))
                         total = builder.load(sums[row][way])
@@ -219,7 +227,7 @@ def _tile(rows: int) -> Callable:
 _tile1, _tile2, _tile4, _tile8 = _tile(1), _tile(2), _tile(4), _tile(8)
 
 
-@intrinsic
+@_intrinsic
 def _power_of_two(context, exponent):
     """2^n for a whole n within the range of normal numbers, in the type of n."""
     bits, bias, mantissa = (32, 127, 23) if exponent == types.float32 else (64, 1023, 52)
@@ -258,9 +266,7 @@ def _exponential(number: type, terms: int, low: float, high: float, to_whole: fl
 
         def polynomial(x):
             upper = c7 + x * (c8 + x * (c9 + x * (c10 + x * (c11 + x * (c12 + x * c13)))))
-            return c0 + x * (
-                c1 + x * (c2 + x * (c3 + x * (c4 + x * (c5 + x * (c6 + x * upper)))))
-            )
+            return c0 + x * (c1 + x * (c2 + x * (c3 + x * (c4 + x * (c5 + x * (c6 + x * upper))))))
 
     polynomial = numba.njit(fastmath={"contract"})(polynomial)
 
@@ -284,7 +290,8 @@ def _exp_of(value):
     return _exp32 if value == types.float32 else _exp64
 
 
-_compile = numba.njit(
+# Any: checkers would take the functions for what they are before they are compiled.
+_compile: Any = numba.njit(
     nogil=True, cache=True, fastmath={"contract", "reassoc", "nsz"}, error_model="numpy"
 )
 
