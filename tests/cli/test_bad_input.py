@@ -26,7 +26,7 @@ READERS = {  # commands that read a text
     "tag-posterior": ["tag", "model", "{}", "--posterior"],
 }
 TEXTS = {  # what is wrong, the bytes of bad.txt, and what is said about it
-    "empty": (b"", "bad.txt is empty; give a file with at least one line of text."),
+    "empty": (b"", "bad.txt is empty; give at least one line of text."),
     "empty-line": (b"a b\n\nc\n", r"bad.txt, line 2 is empty; --empty-lines keep .*, .* skip .*"),
     "blank-line": (b"a b\n \t\n", "bad.txt, line 2 is empty; .*"),
     "not-utf-8": (b"a b\nc \xe9\n", "bad.txt, line 2: byte 0xe9 is not UTF-8; convert .* iconv .*"),
