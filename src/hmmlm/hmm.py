@@ -131,7 +131,7 @@ class HMM:
         if shapes != ((states,), (words, self.support.width)):
             raise InputError(
                 f"log_init {tuple(shapes[0])} and log_emit {tuple(shapes[1])} do not fit a support "
-                f"of {states:,} states, {words:,} words and up to {self.support.width:,} states each."
+                f"of {states:,} states and {words:,} words with up to {self.support.width:,} each."
             )
         if self.transitions.num_states != states or self.transitions.num_sources < states:
             raise InputError(

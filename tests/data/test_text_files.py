@@ -89,7 +89,7 @@ def test_bytes_that_are_not_utf8_are_refused(tmp_path):
 @pytest.mark.parametrize("rule", ["refuse", "keep", "skip"])
 def test_empty_file_is_refused(rule, tmp_path):
     path = write(tmp_path / "t.txt", "")
-    with pytest.raises(InputError, match=r"t.txt is empty; give a file with at least one line"):
+    with pytest.raises(InputError, match=r"t.txt is empty; give at least one line"):
         list(read_lines(path, empty_lines=rule))
 
 

@@ -1,6 +1,7 @@
 """The recursions of dense chains, compiled and with torch, against a plain loop in log space."""
 
 import itertools
+import math
 from types import ModuleType
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ class Problem(NamedTuple):
     index: Tensor
     restart: Tensor
     active: Tensor
+    counted: Tensor
     log_message: Tensor  # of the step before the first
 
 
@@ -54,6 +56,7 @@ def make(states: int, batch: int, *, seed: int = 0) -> Problem:
         index,
         restart,
         torch.arange(STEPS) < lengths[:, None],
+        torch.rand(batch, STEPS, generator=generator) < 0.8,
         normal(batch, states).log_softmax(1),
     )
 
@@ -93,7 +96,8 @@ def define(problem: Problem, begin: int) -> Answer:
             posteriors[b, t] = (messages[b, t] + back).softmax(0)
             if problem.active[b, t] and not problem.restart[b, t]:
                 joint = joints[t] + weights[t] + back
-                counts += joint.flatten().softmax(0).view_as(joint)
+                if problem.counted[b, t]:
+                    counts += joint.flatten().softmax(0).view_as(joint)
                 back = torch.logsumexp(problem.log_trans + weights[t] + back, 1)
                 back -= back.max()
             else:
@@ -108,21 +112,21 @@ def poisoned(*size: int, dtype: torch.dtype) -> Tensor:
 
 def solve(loops: ModuleType, problem: Problem, dtype: torch.dtype, begin: int = 0) -> Answer:
     batch, states = problem.log_message.shape
-    probs, size = problem.log_trans.to(dtype).exp(), (batch, STEPS, states)
+    log_trans, size = problem.log_trans.to(dtype), (batch, STEPS, states)
     log_weights = problem.log_weights.to(dtype)
-    messages, scales = poisoned(*size, dtype=dtype), poisoned(*size[:2], dtype=dtype)
+    messages, log_scales = poisoned(*size, dtype=dtype), poisoned(*size[:2], dtype=dtype)
     low = torch.zeros(batch, dtype=torch.bool)
     start = problem.log_message.to(dtype).exp()
-    messages[:, :begin], scales[:, :begin] = start[:, None], 1.0
+    messages[:, :begin], log_scales[:, :begin] = start[:, None], 0.0
     last = loops.forward(
         start,
-        loops.pack(probs),
+        loops.pack(log_trans),
         log_weights,
         problem.index,
         problem.restart,
         problem.active,
         problem.log_init.to(dtype).exp(),
-        scales,
+        log_scales,
         low,
         messages,
         begin=begin,
@@ -134,12 +138,13 @@ def solve(loops: ModuleType, problem: Problem, dtype: torch.dtype, begin: int = 
     cut = ~problem.active | problem.restart
     back = loops.backward(
         torch.ones_like(start),
-        loops.pack(probs.T),
+        loops.pack(log_trans, turned=True),
         log_weights,
         problem.index,
         cut,
         messages,
-        1 / scales,
+        log_scales,
+        problem.counted,
         posteriors,
         totals,
         low,
@@ -148,8 +153,8 @@ def solve(loops: ModuleType, problem: Problem, dtype: torch.dtype, begin: int = 
     )
     assert not low.any()
     before = torch.cat([start[:, None], messages[:, :-1]], 1)
-    counts = torch.einsum("bti,btj->ij", before, pairs) * probs
-    return Answer(messages, scales.log(), posteriors, back, counts)
+    counts = torch.einsum("bti,btj->ij", before, pairs) * log_trans.exp()
+    return Answer(messages, log_scales, posteriors, back, counts)
 
 
 @LOOPS
@@ -179,27 +184,27 @@ def test_steps_before_the_beginning_are_left_alone(loops, dtype, begin) -> None:
 @TYPES
 def test_both_agree_without_messages_or_pairs(dtype) -> None:
     problem = make(63, 5)
-    probs = problem.log_trans.to(dtype).exp()
+    log_trans = problem.log_trans.to(dtype)
     found = []
     for loops in (scaled, compiled):
-        scales, low = poisoned(5, STEPS, dtype=dtype), torch.zeros(5, dtype=torch.bool)
+        log_scales, low = poisoned(5, STEPS, dtype=dtype), torch.zeros(5, dtype=torch.bool)
         last = loops.forward(
             problem.log_message.to(dtype).exp(),
-            loops.pack(probs),
+            loops.pack(log_trans),
             problem.log_weights.to(dtype),
             problem.index,
             problem.restart,
             problem.active,
             problem.log_init.to(dtype).exp(),
-            scales,
+            log_scales,
             low,
             None,
             begin=0,
             exact_zeros=True,
         )
         full = solve(loops, problem, dtype)
-        torch.testing.assert_close(scales.log(), full.log_scales)
-        found.append((last, scales))
+        torch.testing.assert_close(log_scales, full.log_scales)
+        found.append((last, log_scales))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
@@ -221,17 +226,17 @@ def test_rows_that_lose_digits_are_marked(loops, exact_zeros, kind) -> None:
     if kind == "past the end":
         active[1, 1:], active[2, 2:] = False, False
     restart = torch.zeros(3, 3, dtype=torch.bool)
-    ones, scales = torch.ones(3, 2), torch.empty(3, 3)
+    ones, log_scales = torch.ones(3, 2), torch.empty(3, 3)
     low, low_back = torch.zeros(3, dtype=torch.bool), torch.zeros(3, dtype=torch.bool)
-    probs, messages = log_trans.exp(), torch.empty(3, 3, 2)
+    messages = torch.empty(3, 3, 2)
     limits = {"exact_zeros": exact_zeros}
     loops.forward(
-        ones / 2, loops.pack(probs), log_weights, index, restart, active, ones[0] / 2, scales, low,
-        messages, begin=0, **limits,
+        ones / 2, loops.pack(log_trans), log_weights, index, restart, active, ones[0] / 2,
+        log_scales, low, messages, begin=0, **limits,
     )  # fmt: skip
     loops.backward(
-        ones, loops.pack(probs.T), log_weights, index, ~active, messages, None,
-        torch.empty(3, 3, 2), torch.empty(3, 3), low_back, None, **limits,
+        ones, loops.pack(log_trans, turned=True), log_weights, index, ~active, messages, log_scales,
+        None, torch.empty(3, 3, 2), torch.empty(3, 3), low_back, None, **limits,
     )  # fmt: skip
     marked = {
         "weight": [False, True, True],
@@ -247,12 +252,12 @@ def test_rows_that_lose_digits_are_marked(loops, exact_zeros, kind) -> None:
 
 @LOOPS
 def test_zeros_are_doubted_where_they_may_have_been_lost(loops) -> None:
-    probs = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    log_trans = torch.tensor([[1.0, 0.0], [0.0, 1.0]]).log()
     flags = torch.zeros(1, 1, dtype=torch.bool)
     for exact_zeros in (True, False):
         low = torch.zeros(1, dtype=torch.bool)
         loops.forward(
-            torch.tensor([[1.0, 0.0]]), loops.pack(probs), torch.zeros(1, 2),
+            torch.tensor([[1.0, 0.0]]), loops.pack(log_trans), torch.zeros(1, 2),
             torch.zeros(1, 1, dtype=torch.long), flags, ~flags, torch.ones(2) / 2,
             torch.empty(1, 1), low, None, begin=0, exact_zeros=exact_zeros,
         )  # fmt: skip
@@ -278,28 +283,42 @@ def test_rows_are_added_where_counted(loops, dtype, states) -> None:
 
 
 @TYPES
-def test_the_compiled_exponential_is_right_to_the_last_bits(dtype) -> None:
+def test_packed_matrices_are_exponentials_right_to_the_last_bits(dtype) -> None:
     lowest = {torch.float32: -103.0, torch.float64: -744.0}[dtype]
-    values = torch.cat([torch.linspace(lowest, 5, 4001), torch.linspace(-1, 0, 999)]).to(dtype)
+    values = torch.cat([torch.linspace(lowest, 5, 4001), torch.linspace(-1, 0, 1038)]).to(dtype)
     values = torch.cat([values, torch.tensor([-torch.inf, -1e4], dtype=dtype)])
-    states = len(values)
-    low, scales = torch.zeros(1, dtype=torch.bool), torch.ones(1, 1, dtype=dtype)
-    flags = torch.zeros(1, 1, dtype=torch.bool)
-    # One step from a start of ones: the message is the weights over their sum.
-    messages = torch.empty(1, 1, states, dtype=dtype)
-    ones = torch.ones(states, dtype=dtype)
-    compiled.forward(
-        ones[None], compiled.pack(torch.eye(states, dtype=dtype)), values[None],
-        torch.zeros(1, 1, dtype=torch.long), ~flags, ~flags, ones, scales, low, messages,
-        begin=0, exact_zeros=True,
-    )  # fmt: skip
+    size = math.isqrt(len(values))
+    assert size**2 == len(values)
+    packed = compiled.pack(values.view(size, size))
+    matrix = packed.transpose(0, 1).reshape(packed.shape[1], -1)
+    assert not matrix[size:].any() and not matrix[:, size:].any()
+    turned = compiled.pack(values.view(size, size), turned=True).transpose(0, 1)
+    assert torch.equal(turned.reshape(matrix.shape), matrix.T)
     exact = np.exp(values.numpy().astype(np.longdouble))
-    got = messages[0, 0].numpy() * np.longdouble(float(scales))
+    got = matrix[:size, :size].flatten().numpy()
     info = torch.finfo(dtype)
     normal = exact > 1e3 * info.tiny  # what is smaller has fewer digits
     assert (np.abs(got - exact)[normal] / exact[normal]).max() < 4 * info.eps
     assert np.abs(got - exact)[~normal].max() <= 1e3 * info.tiny * info.eps * 4
     assert got[-2] == 0 and got[-1] == 0
+
+
+@LOOPS
+@TYPES
+def test_the_logarithm(loops, dtype) -> None:
+    values = torch.tensor([[0.0, 1.0, 1e-20], [0.5, 3.0, 1e-40]], dtype=dtype)
+    torch.testing.assert_close(loops.log(values), values.log())
+    torch.testing.assert_close(loops.log(values.T), values.T.log())
+
+
+@LOOPS
+@TYPES
+def test_the_least_probability_that_is_not_zero(loops, dtype) -> None:
+    values = torch.tensor([[-1.0, -torch.inf], [-30.0, -2.0]], dtype=dtype)
+    assert loops.least(values) == pytest.approx(math.exp(-30), rel=1e-6)
+    values[0, 1] = -800.0  # too small for either type
+    assert loops.least(values) == 0
+    assert loops.least(torch.full((3,), -torch.inf, dtype=dtype)) == 1
 
 
 def test_the_choice_says_why() -> None:

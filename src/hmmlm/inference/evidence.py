@@ -190,7 +190,7 @@ def _forward_rows(
         low |= part.low
         if record is not None:
             write_states(chain, record, start, stop, part.messages, passes.arithmetic.leave)
-        final.visit(start, stop, message, passes.arithmetic.leave)
+        final.visit(start, stop, message, passes.leave)
     return low
 
 

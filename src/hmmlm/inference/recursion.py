@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hmmlm.inference.chain import Chain
 from hmmlm.ops import dense_chain
-from hmmlm.ops.links import CountSums, least_probability
+from hmmlm.ops.links import CountSums
 from hmmlm.ops.messages import scaled
 
 STRETCH = 1 << 20
@@ -45,6 +45,7 @@ class Stepwise:
 
     def __init__(self, chain: Chain, arithmetic: ModuleType) -> None:
         self.chain, self.arithmetic = chain, arithmetic
+        self.leave = arithmetic.leave
 
     @property
     def stretch(self) -> int:
@@ -52,7 +53,7 @@ class Stepwise:
         return self.chain.steps
 
     def forward(self, start: int, stop: int, message: Tensor | None, *, keep: bool) -> Forward:
-        """Steps from `start` up to `stop`; `message` is that of the step before, None at the start."""
+        """Steps from `start` up to `stop`; `message` is of the step before, None at the start."""
         chain, math = self.chain, self.arithmetic
         messages, log_probs = [], []
         low = torch.zeros(chain.batch, dtype=torch.bool, device=chain.hmm.device)
@@ -112,9 +113,9 @@ class Stepwise:
             link = chain.link(step)
             if sums is not None and rows is not None:
                 low |= math.add_pairs(link, sums, previous, weight, rows & through)
-            back, lost = math.pull(link, weight)
+            pulled, lost = math.pull(link, weight)
             low |= lost & through
-            back = torch.where(through[:, None], back, math.one)
+            back = torch.where(through[:, None], pulled, math.one)
         assert back is not None
         return Backward(posteriors[::-1], back, low)
 
@@ -129,6 +130,9 @@ class DenseScaled:
         self.initial = chain.hmm.log_init.exp()
         self.loops, _ = dense_chain.choose(chain.hmm.device, chain.hmm.num_states)
 
+    def leave(self, message: Tensor) -> Tensor:
+        return self.loops.log(message)
+
     @cached_property
     def exact_zeros(self) -> bool:
         """Whether a product of zero can only come from impossible transitions.
@@ -136,20 +140,17 @@ class DenseScaled:
         So it is unless the smallest probability times the smallest number that a message may hold
         is too small for a number.
         """
-        dtype, table = self.initial.dtype, self.chain.table
+        dtype, tables = self.initial.dtype, (self.chain.hmm.log_init, self.chain.table.log_rows)
         limit = torch.finfo(dtype).tiny / scaled.lowest(dtype)
-        log_init = self.chain.hmm.log_init
-        if min(float(table.probs.min()), float(self.initial.min())) >= limit:
-            return True  # the usual case, told from one look
-        return min(table.least, least_probability(log_init)) >= limit
+        return min(self.loops.least(table) for table in tables) >= limit
 
     @cached_property
     def ahead(self) -> Tensor:
-        return self.loops.pack(self.chain.table.probs)
+        return self.loops.pack(self.chain.table.log_rows)
 
     @cached_property
     def behind(self) -> Tensor:
-        return self.loops.pack(self.chain.table.probs.T)
+        return self.loops.pack(self.chain.table.log_rows, turned=True)
 
     @property
     def stretch(self) -> int:
@@ -161,7 +162,7 @@ class DenseScaled:
         tokens, log_emit = chain.tokens[:, start:stop], chain.hmm.log_emit
         size = (*tokens.shape, chain.hmm.num_states)
         messages = self.initial.new_empty(size) if keep else None
-        scales = self.initial.new_empty(size[:2])
+        log_probs = self.initial.new_empty(size[:2])
         low = torch.zeros(chain.batch, dtype=torch.bool, device=self.initial.device)
         begin = 0
         if message is None and chain.belief is None:
@@ -169,7 +170,8 @@ class DenseScaled:
         elif message is None:
             prediction, log_emission = scaled.enter(chain.first), chain.emission(0)
             joint = prediction * log_emission.exp()
-            message, scales[:, 0] = scaled.normalise(joint)
+            message, scale = scaled.normalise(joint)
+            log_probs[:, 0] = scale.log()
             possible = torch.isfinite(chain.first) & torch.isfinite(log_emission)
             low = ((joint < scaled.lowest(joint.dtype)) & possible).any(1)
             if messages is not None:
@@ -183,13 +185,13 @@ class DenseScaled:
             chain.restart[:, start:stop],
             chain.active[:, start:stop],
             self.initial,
-            scales,
+            log_probs,
             low,
             messages,
             begin=begin,
             exact_zeros=self.exact_zeros,
         )
-        return Forward(() if messages is None else messages, last, scales.log(), low)
+        return Forward(() if messages is None else messages, last, log_probs, low)
 
     def backward(
         self,
@@ -208,12 +210,9 @@ class DenseScaled:
             back = torch.ones_like(messages[:, 0])
         active = chain.active[:, start:stop]
         through = active & ~chain.restart[:, start:stop]
-        factors, pairs = None, None
+        counted, pairs = None, None
         if sums is not None and rows is not None:
-            # The joint of two steps sums to p(x_t | x_<t) times its total, so one factor serves.
-            counted = through & rows[:, None]
-            factors = torch.where(counted, torch.exp(-forward.log_probs), 0.0)
-            pairs = torch.empty_like(messages)
+            counted, pairs = through & rows[:, None], torch.empty_like(messages)
         posteriors, totals = torch.empty_like(messages), torch.empty_like(forward.log_probs)
         low = torch.zeros(chain.batch, dtype=torch.bool, device=messages.device)
         before_first = self.loops.backward(
@@ -223,7 +222,8 @@ class DenseScaled:
             chain.tokens[:, start:stop],
             ~through,
             messages,
-            factors,
+            forward.log_probs,
+            counted,
             posteriors,
             totals,
             low,

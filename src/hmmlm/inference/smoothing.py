@@ -87,7 +87,7 @@ def _smooth_rows(
     passes = recursion(chain, name)
     forward = passes.forward(0, chain.steps, None, keep=True)
     scores.copy_(forward.log_probs)
-    final.visit_all(forward.messages, passes.arithmetic.leave)
+    final.visit_all(forward.messages, passes.leave)
     back = None if ends is None else passes.arithmetic.enter(ends[rows].log().to(chain.hmm.dtype))
     backward = passes.backward(0, chain.steps, None, forward, back)
     write_states(chain, record, 0, chain.steps, backward.posteriors, passes.arithmetic.leave)
@@ -99,7 +99,8 @@ def _erase_impossible(chain: Chain, result: StateProbs) -> StateProbs:
     impossible = torch.isneginf(result.log_evidence)
     if impossible.any():
         result.log_probs[impossible] = -torch.inf
-        result.missing_log_probs[chain.missing_order[impossible[:, None] & result.missing]] = -torch.inf
+        gone = impossible[:, None] & result.missing
+        result.missing_log_probs[chain.missing_order[gone]] = -torch.inf
     return result
 
 
@@ -124,13 +125,11 @@ def _counts(chain: Chain, name: str) -> tuple[Counts, LastMessage]:
         checkpoints.append(forward.last)
         scores[:, start:stop] = forward.log_probs
         low |= forward.low
-        final.visit_all(forward.messages, passes.arithmetic.leave, start)
+        final.visit_all(forward.messages, passes.leave, start)
     assert forward is not None
     possible = torch.isfinite(scores).all(1)
     while True:
-        sums, lost = _backward_counts(
-            chain, passes, parts, checkpoints, forward, possible & ~low
-        )
+        sums, lost = _backward_counts(chain, passes, parts, checkpoints, forward, possible & ~low)
         if name == "reference" or not (lost & ~low).any():
             break
         # A row lost digits on the way back, with some of its counts added already: begin again.

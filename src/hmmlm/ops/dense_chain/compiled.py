@@ -34,14 +34,31 @@ VECTOR = 64 if binding.get_host_cpu_features().get("avx512f", False) else 32
 """Bytes of a vector register, and of a panel's rows."""
 
 
-def pack(probs: Float[Tensor, "K L"]) -> Float[Tensor, "N P W"]:
-    """The matrix as panels of W columns each, padded with zeros: in the order a step reads it."""
-    width = VECTOR // probs.element_size()
-    states = -(-probs.shape[0] // DEPTH) * DEPTH
-    padded = torch.nn.functional.pad(
-        probs, (0, states - probs.shape[1], 0, states - probs.shape[0])
-    )
-    return padded.view(states, -1, width).transpose(0, 1).contiguous()
+SHARED_UP_TO = 512
+"""States up to which rows are handed out four at a time: the matrix is near enough to be read twice
+as often, and a thread that is held up leaves more to the others."""
+
+
+def pack(log_probs: Float[Tensor, "K K"], *, turned: bool = False) -> Float[Tensor, "N P W"]:
+    """The matrix as panels of W columns each, padded with zeros: in the order a step reads it.
+
+    Here and below torch's own threads are left alone: after work they keep a core busy for
+    milliseconds, waiting for more.
+    """
+    width = VECTOR // log_probs.element_size()
+    panels = -(-log_probs.shape[0] // DEPTH) * (DEPTH // width)
+    packed = log_probs.new_empty(panels, panels * width, width)
+    source, goal = _arrays(log_probs, packed)
+    threads = max(1, min(torch.get_num_threads(), packed.numel() >> 15))
+    edges = [panels * i // threads for i in range(threads + 1)]
+    _share(threads, lambda i: _pack(source, goal, turned, edges[i], edges[i + 1]), threads)
+    return packed
+
+
+def least(log_probs: Float[Tensor, "..."]) -> float:
+    """The smallest probability that is not zero; 0 where one is too small for a number."""
+    smallest = float(_least(*_arrays(log_probs.reshape(-1))))
+    return math.exp(smallest) if smallest > math.log(torch.finfo(log_probs.dtype).tiny) else 0.0
 
 
 def forward(
@@ -52,7 +69,7 @@ def forward(
     restart: Bool[Tensor, "B C"],
     active: Bool[Tensor, "B C"],
     initial: Float[Tensor, " K"],
-    scales: Float[Tensor, "B C"],
+    log_scales: Float[Tensor, "B C"],
     low: Bool[Tensor, " B"],
     messages: Float[Tensor, "B C K"] | None,
     *,
@@ -64,10 +81,12 @@ def forward(
     keep = messages is not None
     kept = last.new_empty(0, 0, 0) if messages is None else messages
     # Arrays that are written to must be contiguous already: a copy would be lost.
-    assert all(array.is_contiguous() for array in (scales, low, kept))
-    arrays = _arrays(last, packed, log_weights, index, restart, active, initial, scales, low, kept)
+    assert all(array.is_contiguous() for array in (log_scales, low, kept))
+    arrays = _arrays(
+        last, packed, log_weights, index, restart, active, initial, log_scales, low, kept
+    )
     limits = _limits(last.dtype, exact_zeros)
-    _by_rows(len(last), lambda first, stop: _forward(*arrays, *limits, keep, begin, first, stop))
+    _by_rows(last, lambda first, stop: _forward(*arrays, *limits, keep, begin, first, stop))
     return last
 
 
@@ -78,7 +97,8 @@ def backward(
     index: Int[Tensor, "B C"],
     cut: Bool[Tensor, "B C"],
     messages: Float[Tensor, "B C K"],
-    factors: Float[Tensor, "B C"] | None,
+    log_scales: Float[Tensor, "B C"],
+    counted: Bool[Tensor, "B C"] | None,
     posteriors: Float[Tensor, "B C K"],
     totals: Float[Tensor, "B C"],
     low: Bool[Tensor, " B"],
@@ -90,13 +110,24 @@ def backward(
     last = back.clone(memory_format=torch.contiguous_format)
     keep = pairs is not None
     kept = last.new_empty(0, 0, 0) if pairs is None else pairs
-    used = last.new_empty(0, 0) if factors is None else factors
+    used = cut if counted is None else counted
     assert all(array.is_contiguous() for array in (posteriors, totals, low, kept))
     arrays = _arrays(
-        last, packed, log_weights, index, cut, messages, used, posteriors, totals, low, kept
+        last,
+        packed,
+        log_weights,
+        index,
+        cut,
+        messages,
+        log_scales,
+        used,
+        posteriors,
+        totals,
+        low,
+        kept,
     )
     limits = _limits(last.dtype, exact_zeros)
-    _by_rows(len(last), lambda first, stop: _backward(*arrays, *limits, keep, first, stop))
+    _by_rows(last, lambda first, stop: _backward(*arrays, *limits, keep, first, stop))
     return last
 
 
@@ -114,6 +145,13 @@ def add_rows(
     _share(threads, lambda i: _add_rows(*arrays, edges[i], edges[i + 1]), threads)
 
 
+def log(values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """The natural logarithm, of not very many numbers."""
+    logs = torch.empty_like(values, memory_format=torch.contiguous_format)
+    _log(*_arrays(values.reshape(-1), logs.view(-1)))
+    return logs
+
+
 def _limits(dtype: torch.dtype, exact_zeros: bool) -> tuple[np.floating, np.floating]:
     """What a number must reach to have kept its digits, and what it must be above to need them."""
     number = np.float64 if dtype == torch.float64 else np.float32
@@ -129,9 +167,10 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="hmmlm")
 
 
-def _by_rows(rows: int, work: Callable[[int, int], None]) -> None:
-    threads = torch.get_num_threads()
-    size = min(ROWS, -(-rows // threads))
+def _by_rows(message: Tensor, work: Callable[[int, int], None]) -> None:
+    rows, threads = len(message), torch.get_num_threads()
+    most = ROWS if message.shape[1] > SHARED_UP_TO or threads == 1 else ROWS // 2
+    size = min(most, -(-rows // threads))
     groups = -(-rows // size)
     _share(groups, lambda i: work(i * size, min((i + 1) * size, rows)), min(threads, groups))
 
@@ -297,21 +336,61 @@ _compile: Any = numba.njit(
 
 
 @_compile
+def _pack(log_probs, packed, turned, first, stop):  # pragma: no cover
+    states = log_probs.shape[0]
+    depth, width = packed.shape[1:]
+    line = np.zeros(depth, packed.dtype)
+    for panel in range(first, stop):
+        start = panel * width
+        if turned:
+            for column in range(width):
+                at = start + column
+                for k in range(states):
+                    line[k] = _exp(log_probs[at, k]) if at < states else 0
+                for k in range(depth):
+                    packed[panel, k, column] = line[k]
+            continue
+        for k in range(depth):
+            for column in range(width):
+                inside = k < states and start + column < states
+                value = log_probs[k, start + column] if inside else -np.inf
+                packed[panel, k, column] = _exp(packed.dtype.type(value))
+
+
+@_compile
+def _log(values, logs):  # pragma: no cover
+    for i in range(values.shape[0]):
+        logs[i] = np.log(values[i])
+
+
+@_compile
+def _least(values):  # pragma: no cover
+    """The smallest finite value; 0 if there is none below."""
+    smallest = values.dtype.type(0)
+    for i in range(values.shape[0]):
+        value = values[i]
+        smallest = value if (value < smallest) & (value > -np.inf) else smallest
+    return smallest
+
+
+@_compile
 def _product(left, packed, out, rows):  # pragma: no cover
     """out = left @ matrix for the first `rows` rows, or a few more."""
     panels, depth, width = packed.shape
     size = left.itemsize
     like = left[0, 0]
-    for panel in range(panels):
-        source, goal = packed[panel].ctypes.data, out.ctypes.data + panel * width * size
+    start, source, goal = left.ctypes.data, packed.ctypes.data, out.ctypes.data
+    for _ in range(panels):
         if rows > 4:
-            _tile8(left.ctypes.data, depth, source, goal, depth, like)
+            _tile8(start, depth, source, goal, depth, like)
         elif rows > 2:
-            _tile4(left.ctypes.data, depth, source, goal, depth, like)
+            _tile4(start, depth, source, goal, depth, like)
         elif rows > 1:
-            _tile2(left.ctypes.data, depth, source, goal, depth, like)
+            _tile2(start, depth, source, goal, depth, like)
         else:
-            _tile1(left.ctypes.data, depth, source, goal, depth, like)
+            _tile1(start, depth, source, goal, depth, like)
+        source += depth * width * size
+        goal += width * size
 
 
 @_compile
@@ -323,7 +402,7 @@ def _forward(
     restart,
     active,
     initial,
-    scales,
+    log_scales,
     low,
     messages,
     least,
@@ -338,8 +417,11 @@ def _forward(
     tiny = np.finfo(message.dtype).tiny
     current = np.zeros((ROWS, packed.shape[1]), message.dtype)
     prediction = np.zeros((ROWS, packed.shape[1]), message.dtype)
+    # Cells are named by row and column throughout: a view of a row is counted, which costs more
+    # than the arithmetic on it where states are few.
     for row in range(first, stop):
-        current[row - first, :size] = message[row]
+        for j in range(size):
+            current[row - first, j] = message[row, j]
     for step in range(begin, steps):
         onward = False
         for row in range(first, stop):
@@ -347,36 +429,38 @@ def _forward(
         if onward:
             _product(current, packed, prediction, stop - first)
         for row in range(first, stop):
-            now = current[row - first]
+            i, word = row - first, index[row, step]
             if active[row, step]:
-                source = initial if restart[row, step] else prediction[row - first]
-                word = index[row, step]
-                scale = number(0)
-                lost = False
-                if word >= 0:
-                    seen = log_weights[word]
+                if restart[row, step]:
                     for j in range(size):
-                        value = source[j] * _exp(seen[j])
-                        now[j] = value
+                        prediction[i, j] = initial[j]
+                scale, lost = number(0), False
+                if word >= 0:
+                    for j in range(size):
+                        source, seen = prediction[i, j], log_weights[word, j]
+                        value = source * _exp(seen)
+                        current[i, j] = value
                         scale += value
-                        lost |= (value < least) & (source[j] > zero) & (seen[j] > -np.inf)
+                        lost |= (value < least) & (source > zero) & (seen > -np.inf)
                 else:
                     for j in range(size):
-                        value = source[j]
-                        now[j] = value
+                        value = prediction[i, j]
+                        current[i, j] = value
                         scale += value
                         lost |= (value < least) & (value > zero)
-                scales[row, step] = scale
+                log_scales[row, step] = np.log(scale)
                 low[row] |= lost
                 inverse = 1 / scale if scale > tiny else number(1)
                 for j in range(size):
-                    now[j] *= inverse
+                    current[i, j] *= inverse
             else:
-                scales[row, step] = 1
+                log_scales[row, step] = 0
             if keep:
-                messages[row, step] = now[:size]
+                for j in range(size):
+                    messages[row, step, j] = current[i, j]
     for row in range(first, stop):
-        message[row] = current[row - first, :size]
+        for j in range(size):
+            message[row, j] = current[row - first, j]
 
 
 @_compile
@@ -387,7 +471,8 @@ def _backward(
     index,
     cut,
     messages,
-    factors,
+    log_scales,
+    counted,
     posteriors,
     totals,
     low,
@@ -404,61 +489,61 @@ def _backward(
     current = np.zeros((ROWS, packed.shape[1]), back.dtype)
     weight = np.zeros((ROWS, packed.shape[1]), back.dtype)
     for row in range(first, stop):
-        current[row - first, :size] = back[row]
+        for j in range(size):
+            current[row - first, j] = back[row, j]
     for step in range(steps - 1, -1, -1):
         onward = False
         for row in range(first, stop):
-            now, then = current[row - first], weight[row - first]
-            message, posterior = messages[row, step], posteriors[row, step]
+            i, word = row - first, index[row, step]
             total = number(0)
             for j in range(size):
-                value = message[j] * now[j]
-                posterior[j] = value
+                value = messages[row, step, j] * current[i, j]
+                posteriors[row, step, j] = value
                 total += value
             totals[row, step] = total
             inverse = 1 / max(total, least)
             for j in range(size):
-                posterior[j] *= inverse
+                posteriors[row, step, j] *= inverse
             if cut[row, step]:
                 if keep:
-                    pairs[row, step] = 0
+                    for j in range(size):
+                        pairs[row, step, j] = 0
                 continue
-            onward = True
-            word = index[row, step]
-            lost = False
+            onward, lost = True, False
             if word >= 0:
-                seen = log_weights[word]
                 for j in range(size):
-                    value = now[j] * _exp(seen[j])
-                    then[j] = value
-                    lost |= (value < least) & (now[j] > zero) & (seen[j] > -np.inf)
+                    source, seen = current[i, j], log_weights[word, j]
+                    value = source * _exp(seen)
+                    weight[i, j] = value
+                    lost |= (value < least) & (source > zero) & (seen > -np.inf)
             else:
                 for j in range(size):
-                    then[j] = now[j]
+                    weight[i, j] = current[i, j]
             low[row] |= lost
             if keep:
-                factor = factors[row, step] * inverse
-                pair = pairs[row, step]
+                factor = _exp(-log_scales[row, step]) * inverse if counted[row, step] else number(0)
                 for j in range(size):
-                    pair[j] = then[j] * factor
+                    pairs[row, step, j] = weight[i, j] * factor
         if onward:
             _product(weight, packed, current, stop - first)
         for row in range(first, stop):
-            now = current[row - first]
+            i = row - first
             if cut[row, step]:
-                now[:size] = 1
+                for j in range(size):
+                    current[i, j] = 1
                 continue
-            most = number(0)
-            lost = False
+            most, lost = number(0), False
             for j in range(size):
-                most = max(most, now[j])
-                lost |= (now[j] < least) & (now[j] > zero)
+                value = current[i, j]
+                most = max(most, value)
+                lost |= (value < least) & (value > zero)
             low[row] |= lost
             inverse = 1 / most if most > tiny else number(1)
             for j in range(size):
-                now[j] *= inverse
+                current[i, j] *= inverse
     for row in range(first, stop):
-        back[row] = current[row - first, :size]
+        for j in range(size):
+            back[row, j] = current[row - first, j]
 
 
 @_compile
@@ -466,6 +551,6 @@ def _add_rows(table, index, rows, counted, first, stop):  # pragma: no cover
     for row in range(index.shape[0]):
         for step in range(index.shape[1]):
             if counted[row, step]:
-                total, more = table[index[row, step]], rows[row, step]
+                goal = index[row, step]
                 for j in range(first, stop):
-                    total[j] += more[j]
+                    table[goal, j] += rows[row, step, j]

@@ -4,12 +4,19 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from hmmlm.ops.links import least_probability
 from hmmlm.ops.messages.scaled import lowest
 
 
-def pack(probs: Float[Tensor, "K L"]) -> Float[Tensor, "K L"]:
-    """The matrix in the order a step reads it."""
-    return probs.contiguous()
+def pack(log_probs: Float[Tensor, "K K"], *, turned: bool = False) -> Float[Tensor, "K K"]:
+    """The matrix, or it turned over for the way back, in the order a step reads it."""
+    probs = log_probs.exp()
+    return probs.T.contiguous() if turned else probs
+
+
+def least(log_probs: Float[Tensor, "..."]) -> float:
+    """The smallest probability that is not zero; 0 where one is too small for a number."""
+    return least_probability(log_probs)
 
 
 def forward(
@@ -20,7 +27,7 @@ def forward(
     restart: Bool[Tensor, "B C"],
     active: Bool[Tensor, "B C"],
     initial: Float[Tensor, " K"],
-    scales: Float[Tensor, "B C"],
+    log_scales: Float[Tensor, "B C"],
     low: Bool[Tensor, " B"],
     messages: Float[Tensor, "B C K"] | None,
     *,
@@ -31,7 +38,7 @@ def forward(
 
     A step is message <- normalise((restart ? initial : message @ matrix) * weight), with the weight
     exp(log_weights[index]), or 1 where the index is -1. Its scale is the sum before normalising
-    and goes into `scales`. Rows that are not active keep their message, with scale 1. Every
+    and its log goes into `log_scales`. Rows that are not active keep their message, at 0. Every
     message goes into `messages` unless that is None. Rows in which a possible state falls below
     `lowest` are marked in `low`; a prediction of zero is impossible if `exact_zeros`, and may have
     been lost if not.
@@ -55,7 +62,7 @@ def forward(
         if not all_active[step]:
             torch.where(active[:, step, None], after, message, out=after)
             scale.masked_fill_(~active[:, step], 1.0)
-        scales[:, step] = scale
+        log_scales[:, step] = scale.log()
         message = after
         if messages is not None:
             messages[:, step] = message
@@ -69,7 +76,8 @@ def backward(
     index: Int[Tensor, "B C"],
     cut: Bool[Tensor, "B C"],
     messages: Float[Tensor, "B C K"],
-    factors: Float[Tensor, "B C"] | None,
+    log_scales: Float[Tensor, "B C"],
+    counted: Bool[Tensor, "B C"] | None,
     posteriors: Float[Tensor, "B C K"],
     totals: Float[Tensor, "B C"],
     low: Bool[Tensor, " B"],
@@ -80,8 +88,8 @@ def backward(
     """C steps of the backward recursion; `back` belongs to the last of them.
 
     `packed` is the matrix transposed. The message forward times the one backward goes into
-    `posteriors`, over its sum, which goes into `totals`. With `factors`, weight * back * factor /
-    total goes into `pairs`: its outer product with the message before, times the matrix, is the
+    `posteriors`, over its sum, which goes into `totals`. Where `counted`, weight * back / (scale *
+    total) goes into `pairs`: its outer product with the message before, times the matrix, is the
     joint of two steps. Gives the message of the step before the first. Where `cut`, a step says
     nothing of the one before it, whose message is all ones, and its pairs are 0. `low` and
     `exact_zeros` as in `forward`.
@@ -104,10 +112,14 @@ def backward(
     torch.sum(posteriors, 2, out=totals)
     divisor = totals.clamp(min=lowest(totals.dtype))
     posteriors /= divisor[:, :, None]
-    if factors is not None and pairs is not None:
-        factor = (factors / divisor).masked_fill_(cut, 0.0)
+    if counted is not None and pairs is not None:
+        factor = ((-log_scales).exp() / divisor).masked_fill_(cut | ~counted, 0.0)
         torch.mul(weights, factor[:, :, None], out=pairs)
     return back
+
+
+def log(values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    return values.log()
 
 
 def add_rows(
