@@ -126,6 +126,12 @@ class HMM:
     def validate(self) -> "HMM":
         """This HMM, after checking shapes, NaN, and that every distribution sums to one."""
         self.support.validate()
+        kinds = {field.dtype for field in self.fields()}
+        if len(kinds) > 1 or not kinds <= {torch.float32, torch.float64}:
+            names = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+            raise InputError(
+                f"The tables are {names} but must all be float32 or all float64; convert them first."
+            )
         states, words = self.support.num_states, self.support.vocab_size
         shapes = (self.log_init.shape, self.log_emit.shape)
         if shapes != ((states,), (words, self.support.width)):
@@ -183,15 +189,23 @@ class HMM:
         """The HMM on a subset of the states, each distribution renormalised over what is left.
 
         `carried` are further states from which belief may come in; they get a transition row but
-        can no longer be entered. O(S Z) for dense transitions, O(S^2 H) for factored ones.
+        can no longer be entered. Where nothing is left of a distribution it is -inf throughout.
+        Ids are those of this HMM (local). O(S Z) for dense transitions, O(S^2 H) for factored ones.
         """
         states = states.to(self.device)
+        if states.numel() == 0 or states.min() < 0 or states.max() >= self.num_states:
+            raise InputError(
+                f"A subset needs states between 0 and {self.num_states - 1:,}, at least one; got "
+                f"{states.tolist()[:10]}."
+            )
+        if states.unique().numel() != states.numel():
+            raise InputError("A subset names a state twice; name each of its states once.")
         extra = states[:0] if carried is None else carried.to(self.device)
         extra = extra[~torch.isin(extra, states)]
         sources = torch.cat([states, extra])
         if isinstance(self.transitions, Dense):
             table = self.transitions.log_trans[sources][:, states]
-            transitions = Dense(torch.log_softmax(table, -1))
+            transitions = Dense(_renormalise(table))
         else:
             left, right = self.transitions.left[sources], self.transitions.right[states]
             transitions = Factored.normalise(left, right)
@@ -204,7 +218,7 @@ class HMM:
         norm = log_sum_by_state(moved, support)
         emit = torch.where(new >= 0, moved - norm[new.clamp(min=0)], -torch.inf)
         return HMM(
-            torch.log_softmax(self.log_init[states], -1),
+            _renormalise(self.log_init[states]),
             transitions,
             emit,
             support,
@@ -225,6 +239,12 @@ def log_sum_by_state(log_values: Float[Tensor, "V K"], support: Support) -> Floa
     most = torch.where(torch.isfinite(most), most, 0.0)
     sums = torch.zeros_like(most).index_add(0, index, (values - most[index]).exp())
     return sums[:-1].log() + most[:-1]  # the spare cell's log(0) would spoil the gradient
+
+
+def _renormalise(log_probs: Float[Tensor, "*rows Z"]) -> Float[Tensor, "*rows Z"]:
+    """Distributions over what is left of them; -inf - -inf would be NaN where that is nothing."""
+    norm = torch.logsumexp(log_probs, -1, keepdim=True)
+    return log_probs - torch.where(torch.isfinite(norm), norm, 0.0)
 
 
 def _check_values(name: str, table: Tensor) -> None:

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from hmmlm.errors import InputError
+
 
 class Belief(NamedTuple):
     """p(z_t | x_1..t) after the tokens read so far, one distribution per row.
@@ -18,6 +20,12 @@ class Belief(NamedTuple):
     states: Int[Tensor, "B W"]
     log_probs: Float[Tensor, "B W"]
     fresh: Bool[Tensor, " B"]
+
+    def checked(self) -> "Belief":
+        """The same with no states named in fresh rows, where they mean nothing."""
+        fresh = self.fresh[:, None]
+        states = torch.where(fresh, -1, self.states)
+        return Belief(states, torch.where(fresh, -torch.inf, self.log_probs), self.fresh)
 
     def select(self, rows: Tensor) -> "Belief":
         """The belief of some rows, by index or mask: forks, reorders or drops rows."""
@@ -37,26 +45,36 @@ class StateProbs(NamedTuple):
 
     `log_probs[b, t, k]` belongs to state `states[b, t, k]` (global id, -1 for padding). A missing
     token may come from every state: where that is more than K, its row here is padding and its
-    distribution over all states is the next row of `missing_log_probs`, in order of (b, t).
+    distribution over all states, `missing_states`, is the next row of `missing_log_probs`, in
+    order of (b, t).
     Rows that the model cannot produce, and steps past a row's end, are -inf.
     """
 
     log_probs: Float[Tensor, "B T K"]
     states: Int[Tensor, "B T K"]
     missing_log_probs: Float[Tensor, "N Z"]
+    missing_states: Int[Tensor, " Z"]
     missing: Bool[Tensor, "B T"]
     token_log_probs: Float[Tensor, "B T"]
     log_evidence: Float[Tensor, " B"]
     belief: Belief
 
     def dense(self, num_states: int) -> Float[Tensor, "B T Z"]:
-        """The same as one table over all states, -inf where a state is not possible. O(B T Z)."""
+        """The same as one table by global state id, -inf where impossible. O(B T num_states)."""
+        largest = int(max(self.states.max(), self.missing_states.max()))
+        if largest >= num_states:
+            raise InputError(
+                f"num_states is {num_states:,} but the result names state {largest:,}; give the "
+                f"number of states of the whole model."
+            )
         size = (*self.log_probs.shape[:2], num_states + 1)
         table = self.log_probs.new_full(size, -torch.inf)
         table.scatter_(2, self.states % (num_states + 1), self.log_probs)  # -1 -> the spare column
         table = table[..., :num_states]
         if self.missing_log_probs.numel():
-            table[self.missing] = self.missing_log_probs
+            rows = table.new_full((len(self.missing_log_probs), num_states), -torch.inf)
+            rows[:, self.missing_states] = self.missing_log_probs
+            table[self.missing] = rows
         return table
 
 

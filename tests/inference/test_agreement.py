@@ -264,3 +264,40 @@ def test_scan_refuses_what_does_not_fit(monkeypatch) -> None:
     monkeypatch.setattr(scan, "LIMIT", 10)
     with pytest.raises(ValueError, match=r"matrices of 3 x 3, .* and takes at most 10"):
         inference.log_prob(make_hmm("dense"), torch.tensor([[0, 1, 2, 3]]), implementation="scan")
+
+
+def test_viterbi_keeps_its_digits_over_a_long_text() -> None:
+    hmm = random_hmm(3, 5)
+    tokens = random_tokens(5, 1, 20_000)
+    truth = inference.viterbi(hmm, tokens)
+    result = inference.viterbi(hmm.to(dtype=torch.float32), tokens)
+    assert float(result.log_prob) == pytest.approx(float(truth.log_prob), abs=0.02)
+
+
+def test_distributions_on_a_subset_are_named_globally() -> None:
+    part = make_hmm("ragged").restrict(torch.tensor([3, 1, 2]))
+    table = inference.smooth(part, torch.tensor([[0, -1, 4]])).dense(4)
+    close(table.exp().sum(2), torch.ones(1, 3), 1e-12)
+    assert torch.isneginf(table[:, :, 0]).all()
+    with pytest.raises(ValueError, match="num_states is 3 but the result names state 3"):
+        inference.smooth(part, torch.tensor([[0, -1, 4]])).dense(3)
+
+
+def test_fresh_rows_of_a_belief_name_no_states() -> None:
+    hmm = make_hmm("dense")
+    belief = inference.log_prob(hmm, torch.tensor([[0, 1], [0, 2]]), reset_id=1).belief
+    part = hmm.restrict(torch.tensor([0, 1]), carried=torch.tensor([2]))
+    tokens = torch.tensor([[0, 1], [2, 2]])
+    for name in ("log_prob", "counts", "smooth"):
+        getattr(inference, name)(part, tokens, belief=belief)
+    only_fresh = hmm.restrict(torch.tensor([0, 1]))
+    inference.counts(only_fresh, tokens[:1], belief=belief.select(torch.tensor([0])))
+
+
+def test_second_derivatives_raise() -> None:
+    hmm = make_hmm("dense")
+    logits = hmm.log_init.clone().requires_grad_()
+    hmm = HMM(logits.log_softmax(0), hmm.transitions, hmm.log_emit, hmm.support)
+    evidence = inference.log_prob(hmm, torch.tensor([[0, 1]])).log_evidence.sum()
+    with pytest.raises(NotImplementedError, match="log_evidence has no second derivative"):
+        torch.autograd.grad(evidence, logits, create_graph=True)

@@ -114,3 +114,23 @@ def test_gradient_of_the_emission_normaliser_has_no_nan_in_padding() -> None:
     logits = torch.tensor([[0.3, 0.1], [0.5, -torch.inf]], requires_grad=True)
     log_sum_by_state(logits, support).sum().backward()
     assert logits.grad is not None and not torch.isnan(logits.grad).any()
+
+
+def test_restrict_leaves_impossible_what_has_nothing_left() -> None:
+    """Left to right: from the last state nothing but itself can be reached."""
+    trans = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.5, 0.5], [0.0, 0.0, 1.0]]).log()
+    init = torch.tensor([1.0, 0.0, 0.0]).log()
+    hmm = HMM.from_tables(init, trans, torch.full((3, 2), 0.5).log())
+    part = hmm.restrict(torch.tensor([0, 1]), carried=torch.tensor([2]))
+    assert torch.isneginf(part.transitions.rows(2, 3)).all()
+    assert torch.isneginf(hmm.restrict(torch.tensor([1, 2])).log_init).all()
+    for bad in ([0, 0, 1], [3], [-1], []):
+        with pytest.raises(ValueError, match="A subset n"):
+            hmm.restrict(torch.tensor(bad, dtype=torch.long))
+
+
+def test_tables_of_other_types_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"float16 but must all be float32 or all float64"):
+        HMM.from_tables(*(table.half() for table in UNIFORM))
+    with pytest.raises(ValueError, match=r"float32, float64 but must all be"):
+        HMM.from_tables(UNIFORM[0].double(), *UNIFORM[1:])

@@ -47,7 +47,7 @@ class Chain:
         # Past a row's end the recursions go on over word 0 and what they find is not used.
         self.tokens = torch.where(self.active, tokens, 0)  # (B, T)
         self.reset_id = reset_id
-        self.belief = belief
+        self.belief = None if belief is None else belief.checked()
         after_reset = torch.zeros_like(self.active)
         if reset_id is not None:
             after_reset[:, 1:] = self.tokens[:, :-1] == reset_id

@@ -77,6 +77,10 @@ class _Evidence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[override]
+        if torch.is_grad_enabled():
+            raise NotImplementedError(
+                "log_evidence has no second derivative; leave out create_graph=True."
+            )
         from hmmlm.inference.smoothing import chain_counts
 
         fields = ctx.chain.hmm.fields()
@@ -261,6 +265,7 @@ def empty_state_probs(chain: Chain) -> StateProbs:
         like.new_full(size, -torch.inf),
         states,
         like.new_full((int(chain.missing_rows.sum()), hmm.num_states), -torch.inf),
+        hmm.global_states(torch.arange(hmm.num_states, device=hmm.device)),
         chain.missing_rows,
         like.new_zeros(chain.active.shape),
         torch.zeros(chain.batch, dtype=torch.float64, device=hmm.device),

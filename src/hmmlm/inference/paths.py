@@ -54,8 +54,8 @@ def sample_paths(
 
 def _viterbi(chain: Chain) -> BestPath:
     pointers: list[Tensor | None] = [None]
-    score = chain.first + chain.emission(0)  # (B, W)
-    ends = LastBest(chain, score)
+    ends = LastBest(chain)
+    score = ends.visit(0, chain.first + chain.emission(0))  # (B, W)
     for step in range(1, chain.steps):
         fresh = chain.restart[:, step, None]
         best, pointer = best_predecessors(chain.link(step), score)
@@ -66,7 +66,7 @@ def _viterbi(chain: Chain) -> BestPath:
             pointer = torch.where(fresh, where.int(), pointer)
         score = best + chain.emission(step)
         pointers.append(pointer)
-        ends.visit(step, score)
+        score = ends.visit(step, score)
     slot = ends.slot
     path = torch.full(chain.active.shape, -1, device=chain.hmm.device)
     possible = torch.isfinite(ends.log_prob)
@@ -83,17 +83,26 @@ def _viterbi(chain: Chain) -> BestPath:
 
 
 class LastBest:
-    """The best state at each row's last step, and the log-probability of its path."""
+    """The best state at each row's last step, and the log-probability of its path.
 
-    def __init__(self, chain: Chain, score: Float[Tensor, "B W"]) -> None:
+    The best score is taken out of every step and summed in float64, so that scores keep their
+    digits however long the text is.
+    """
+
+    def __init__(self, chain: Chain) -> None:
         self.last = chain.lengths - 1
-        self.log_prob, self.slot = score.max(1)
+        self.total = torch.zeros(chain.batch, dtype=torch.float64, device=chain.hmm.device)
+        self.log_prob = torch.full_like(self.total, -torch.inf)
+        self.slot = torch.zeros_like(self.last)
 
-    def visit(self, step: int, score: Float[Tensor, "B W"]) -> None:
-        value, slot = score.max(1)
+    def visit(self, step: int, score: Float[Tensor, "B W"]) -> Float[Tensor, "B W"]:
+        """The scores of a step, the best of each row 0."""
+        best, slot = score.max(1)
+        self.total = self.total + best.double()
         here = self.last == step
-        self.log_prob = torch.where(here, value, self.log_prob)
+        self.log_prob = torch.where(here, self.total, self.log_prob)
         self.slot = torch.where(here, slot, self.slot)
+        return score - torch.where(torch.isfinite(best), best, 0.0)[:, None]
 
 
 def _sample_paths(

@@ -33,6 +33,11 @@ def sample(
         raise InputError(
             f"length is {length:,} and num_samples {num_samples:,}; both must be at least 1."
         )
+    for name, value in (("stop_id", stop_id), ("reset_id", reset_id)):
+        if value is not None and not 0 <= value < hmm.vocab_size:
+            raise InputError(
+                f"{name} is {value:,} but this vocabulary has ids 0 to {hmm.vocab_size - 1:,}."
+            )
     hmm = hmm.detach()
     with torch.no_grad():
         if tokens is not None:
@@ -70,7 +75,7 @@ def _sample(
         weights = torch.where(belief.fresh[:, None], 0.0, belief.log_probs)
         weights = weights.repeat_interleave(num_samples, 0)
         slot = _draw(weights, generator)
-        states = belief.states.repeat_interleave(num_samples, 0)
+        states = belief.checked().states.repeat_interleave(num_samples, 0)
         source = hmm.local_sources(states.gather(1, slot[:, None]))[:, 0].clamp(min=0)
     out = torch.full((rows, length), -1, device=hmm.device)
     paths = torch.full_like(out, -1)

@@ -6,8 +6,8 @@ from typing import overload
 
 import torch
 from jaxtyping import Float, Int
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from hmmlm.errors import InputError
@@ -48,24 +48,33 @@ class State:
             save_file({k: v.contiguous() for k, v in tensors.items()}, temporary, metadata=meta)
 
     @staticmethod
-    def load(path: str | os.PathLike[str], hmm: HMM, *, reset_id: int | None = None) -> "State":
-        """A state saved by `save`, for the same HMM; give `reset_id` again if there was one."""
+    def load(path: str | os.PathLike[str], hmm: HMM) -> "State":
+        """A state saved by `save`, for the same HMM."""
         try:
-            tensors = load_file(path, device=str(hmm.device))
-            belief = Belief(tensors["states"], tensors["log_probs"], tensors["fresh"])
+            with safe_open(path, framework="pt", device=str(hmm.device)) as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                reset_id = file.metadata()["reset_id"]
+            log_probs = tensors["log_probs"].to(hmm.dtype)
+            belief = Belief(tensors["states"], log_probs, tensors["fresh"])
             evidence = tensors["log_evidence"]
-        except (SafetensorError, KeyError) as error:
+        except (SafetensorError, KeyError, TypeError) as error:
             raise InputError(
                 f"{path} is not a saved state ({error}); save one with state.save."
             ) from error
+        belief = belief.checked()
         hmm.local_sources(belief.states)
-        return State(hmm, belief, evidence, reset_id, make_table(hmm))
+        reset = int(reset_id) if reset_id else None
+        return State(hmm.detach(), belief, evidence, reset, make_table(hmm.detach()))
 
 
 def start(hmm: HMM, batch: int = 1, *, reset_id: int | None = None) -> State:
     """The state before any token: the next state is drawn from p(z1)."""
     if batch < 1:
         raise InputError(f"batch is {batch} but must be at least 1.")
+    if reset_id is not None and not 0 <= reset_id < hmm.vocab_size:
+        raise InputError(
+            f"reset_id is {reset_id:,} but this vocabulary has ids 0 to {hmm.vocab_size - 1:,}."
+        )
     belief = Belief(
         torch.full((batch, 1), -1, device=hmm.device),
         hmm.log_init.detach().new_full((batch, 1), -torch.inf),
@@ -148,7 +157,7 @@ def next_state_log_probs(state: State) -> Float[Tensor, "B Z"]:
     initial = hmm.log_init.expand(len(belief.fresh), -1)
     if belief.fresh.all():
         return initial
-    sources = hmm.local_sources(belief.states)
+    sources = hmm.local_sources(belief.checked().states)
     message = torch.where(belief.fresh[:, None], -torch.inf, belief.log_probs)
     if sources.numel() < hmm.num_states or hmm.transitions.num_sources > hmm.num_states:
         everything = torch.arange(hmm.num_states, device=hmm.device)

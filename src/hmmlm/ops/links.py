@@ -46,11 +46,6 @@ class Table:
     def probs(self) -> Float[Tensor, "Z Z"]:
         return self.log_rows.exp()
 
-    @cached_property
-    def least(self) -> float:
-        """The smallest probability that is not zero; 0 where one is too small for a number."""
-        return least_probability(self.log_rows)
-
     def log_tiles(self) -> Iterator[tuple[slice, Float[Tensor, "N Z"]]]:
         """Groups of source rows in turn, as (slice of sources, log p(. | source))."""
         if self.is_resident:

@@ -330,9 +330,12 @@ def _exp_of(value):
 
 
 # Any: checkers would take the functions for what they are before they are compiled.
-_compile: Any = numba.njit(
-    nogil=True, cache=True, fastmath={"contract", "reassoc", "nsz"}, error_model="numpy"
-)
+def _compile(function: Any) -> Any:
+    how = {"nogil": True, "fastmath": {"contract", "reassoc", "nsz"}, "error_model": "numpy"}
+    try:
+        return numba.njit(cache=True, **how)(function)
+    except RuntimeError:  # nowhere to write a cache: neither beside this file nor at home
+        return numba.njit(**how)(function)
 
 
 @_compile
