@@ -130,7 +130,7 @@ class HMM:
         if len(kinds) > 1 or not kinds <= {torch.float32, torch.float64}:
             names = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
             raise InputError(
-                f"The tables are {names} but must all be float32 or all float64; convert them first."
+                f"The tables are {names} but must all be float32 or all float64; convert them."
             )
         states, words = self.support.num_states, self.support.vocab_size
         shapes = (self.log_init.shape, self.log_emit.shape)
