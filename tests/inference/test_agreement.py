@@ -118,7 +118,7 @@ def gap_hmm(gap: float, dtype: torch.dtype, blocks: bool) -> HMM:
     emit = log([[0.0, small, small], [small, 0.0, small], [small, small, 0.0]], dtype=torch.float64)
     emit = torch.log_softmax(emit, 0)  # (V, Z): columns are distributions
     trans = torch.full((3, 3), -torch.inf, dtype=torch.float64).fill_diagonal_(0.0)
-    init = torch.full((3,), -torch.log(torch.tensor(3.0, dtype=torch.float64)))
+    init = torch.full((3,), 1 / 3, dtype=torch.float64).log()
     support = Support.ragged([[0, 1, 2], [0, 1, 2], [1, 2, 0]], 3) if blocks else None
     return HMM.from_tables(init, trans, emit.T, support=support).to(dtype=dtype)
 
