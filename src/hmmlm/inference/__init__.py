@@ -2,7 +2,8 @@
 
 Every function takes `tokens` (B, T), where -1 marks a missing token, and, by keyword: `lengths` of
 the rows; a `belief` carried over from an earlier segment; `reset_id`, a token after which the next
-state is drawn from p(z1) again; `implementation`, one of "auto", "reference", "scaled", "scan".
+state is drawn from p(z1) again; `implementation`: "auto", "reference" (log space), "scaled" (matrix
+products; not `viterbi`) or "scan" (associative over time; `log_prob`, `filter` and `smooth` only).
 """
 
 from hmmlm.inference.evidence import filter, log_prob
