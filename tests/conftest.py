@@ -21,7 +21,8 @@ if CHECKED:
         [
             module.name
             for module in pkgutil.walk_packages(hmmlm.__path__, "hmmlm.", onerror=lambda name: None)
-            if not module.ispkg and not module.name.endswith((".compiled", "__main__"))
+            if not module.ispkg
+            and not module.name.endswith((".compiled", ".instructions", "__main__"))
         ],
         "beartype.beartype",
     )

@@ -226,3 +226,11 @@ def test_ids_outside_the_vocabulary_are_refused_before_drawing() -> None:
             inference.sample(hmm, length=2, **{name: 99})
     with pytest.raises(ValueError, match="reset_id is 99 but this vocabulary"):
         inference.start(hmm, reset_id=99)
+
+
+def test_nothing_is_drawn_after_what_is_impossible() -> None:
+    hmm = make_hmm("dense")
+    belief = inference.log_prob(hmm, torch.tensor([[0]])).belief
+    nowhere = belief._replace(log_probs=torch.full_like(belief.log_probs, -torch.inf))
+    with pytest.raises(ValueError, match="A row of the belief has probability zero everywhere"):
+        inference.sample(hmm, length=2, belief=nowhere)

@@ -123,7 +123,7 @@ def _sample_paths(
             through = chain.active[:, step + 1] & ~chain.restart[:, step + 1]
             onward = _into(chain, step, slot)  # (B, N, W)
             weights = torch.where(through[:, None, None], weights + onward, weights)
-        slot = torch.where(possible[:, None], _draw(weights, generator), slot.clamp(max=0))
+        slot = torch.where(possible[:, None], draw(weights, generator), slot.clamp(max=0))
         inside = (chain.active[:, step] & possible)[:, None]
         paths[:, :, step] = torch.where(inside, _state_at(chain, step, slot), -1)
     if name != "reference" and forward.low.any():
@@ -142,13 +142,16 @@ def _into(chain: Chain, step: int, slot: Int[Tensor, "B N"]) -> Float[Tensor, "B
     return tile.masked_fill((states < 0)[:, :, None], -torch.inf).transpose(1, 2)
 
 
-def _draw(log_weights: Float[Tensor, "B N W"], generator: torch.Generator | None) -> Tensor:
-    most = log_weights.amax(2, keepdim=True)
+def draw(
+    log_weights: Float[Tensor, "*rows W"], generator: torch.Generator | None
+) -> Int[Tensor, "*rows"]:
+    """A place in proportion to exp(log_weights), for every row; any place where all are -inf."""
+    most = log_weights.amax(-1, keepdim=True)
     probs = (log_weights - torch.where(torch.isfinite(most), most, 0.0)).exp()
     # A row without any weight is impossible and not used; multinomial refuses it.
     probs = torch.where(torch.isfinite(most) & ~torch.isnan(probs), probs, 1.0)
-    flat = torch.multinomial(probs.flatten(0, 1), 1, generator=generator)
-    return flat.view(probs.shape[:2])
+    places = torch.multinomial(probs.flatten(0, -2), 1, generator=generator)
+    return places.view(probs.shape[:-1])
 
 
 def _local_at(chain: Chain, step: int, slot: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:

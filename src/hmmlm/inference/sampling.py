@@ -1,12 +1,13 @@
 """Drawing text from the model."""
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from hmmlm.errors import InputError
 from hmmlm.hmm import HMM
 from hmmlm.inference.evidence import log_prob
+from hmmlm.inference.paths import draw
 from hmmlm.results import Belief, TextSamples
 
 
@@ -55,6 +56,10 @@ def sample(
                     f"Row {row:,} of tokens has probability zero, so nothing can follow it."
                 )
             belief = read.belief
+        if belief is not None and (~belief.fresh & belief.log_probs.isneginf().all(1)).any():
+            raise InputError(
+                "A row of the belief has probability zero everywhere, so nothing can follow it."
+            )
         return _sample(hmm, belief, length, num_samples, stop_id, reset_id, generator)
 
 
@@ -74,7 +79,7 @@ def _sample(
         fresh = belief.fresh.repeat_interleave(num_samples)
         weights = torch.where(belief.fresh[:, None], 0.0, belief.log_probs)
         weights = weights.repeat_interleave(num_samples, 0)
-        slot = _draw(weights, generator)
+        slot = draw(weights, generator)
         states = belief.checked().states.repeat_interleave(num_samples, 0)
         source = hmm.local_sources(states.gather(1, slot[:, None]))[:, 0].clamp(min=0)
     out = torch.full((rows, length), -1, device=hmm.device)
@@ -84,7 +89,7 @@ def _sample(
     everything = torch.arange(hmm.num_states, device=hmm.device)
     for step in range(length):
         onward = hmm.transitions.tile(source[:, None], everything.expand(rows, -1))[:, 0]
-        source = _draw(torch.where(fresh[:, None], hmm.log_init, onward), generator)
+        source = draw(torch.where(fresh[:, None], hmm.log_init, onward), generator)
         token = _draw_words(hmm, source, generator)
         out[:, step] = torch.where(running, token, -1)
         paths[:, step] = torch.where(running, hmm.global_states(source), -1)
@@ -104,17 +109,12 @@ def _draw_words(
 ) -> Int[Tensor, " B"]:
     """x ~ p(x | z) for each row's state."""
     if hmm.support.is_dense:
-        return _draw(hmm.log_emit[:, states].T, generator)
+        return draw(hmm.log_emit[:, states].T, generator)
     cells = hmm.support.state_words
     sizes = cells.offsets[states + 1] - cells.offsets[states]
     place = torch.arange(int(sizes.max()), device=hmm.device)
     inside = place < sizes[:, None]
     cell = torch.where(inside, cells.offsets[states][:, None] + place, 0)
     log_probs = hmm.log_emit[cells.words[cell], cells.slots[cell]]
-    chosen = _draw(torch.where(inside, log_probs, -torch.inf), generator)
+    chosen = draw(torch.where(inside, log_probs, -torch.inf), generator)
     return cells.words[cell.gather(1, chosen[:, None])[:, 0]]
-
-
-def _draw(log_weights: Float[Tensor, "B N"], generator: torch.Generator | None) -> Tensor:
-    probs = (log_weights - log_weights.amax(1, keepdim=True)).exp()
-    return torch.multinomial(probs, 1, generator=generator)[:, 0]

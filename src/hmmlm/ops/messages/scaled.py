@@ -2,7 +2,8 @@
 
 A number keeps its digits while it is above `lowest`. A row with a possible state below that is
 reported, for what was lost there can be what explains the rest of the text; its caller redoes it
-in a wider arithmetic. So every answer has full precision, however far apart the states are.
+in a wider arithmetic. So messages have full precision, however far apart the states are; only a
+posterior, the product of two of them, may still end at the smallest number.
 """
 
 import torch
