@@ -28,7 +28,8 @@ class Row:
         totals = torch.logsumexp(self.log_joint, 0)
         totals = totals - torch.logsumexp(self.log_joint[:, 0], 0)
         steps = totals[1:] - totals[:-1]
-        # Once the prefix is impossible every later probability is reported as zero.
+        # Once the prefix is impossible every later probability is reported as zero (no text of
+        # the oracle's has an impossible prefix and then a fresh start).
         return torch.where(torch.isneginf(totals[1:]), -torch.inf, steps)
 
     @property
@@ -86,7 +87,12 @@ class Row:
 
 
 def enumerate_row(
-    hmm: HMM, tokens: list[int], *, belief: Belief | None = None, reset_id: int | None = None
+    hmm: HMM,
+    tokens: list[int],
+    *,
+    belief: Belief | None = None,
+    reset_id: int | None = None,
+    restart: list[bool] | None = None,
 ) -> Row:
     """All paths of one row; `belief` has one row."""
     hmm = hmm.to(dtype=torch.float64)
@@ -95,6 +101,8 @@ def enumerate_row(
     log_emit = full_emissions(hmm)
     starts = [t > 0 and tokens[t - 1] == reset_id for t in range(len(tokens))]
     starts[0] = belief is None or bool(belief.fresh[0])
+    if restart is not None:
+        starts = [start or flag for start, flag in zip(starts, restart, strict=True)]
     entry = torch.zeros(len(log_trans), dtype=torch.float64)
     if not starts[0] and belief is not None:
         ids = hmm.source_ids if hmm.source_ids is not None else torch.arange(len(log_trans))

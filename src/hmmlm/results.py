@@ -33,7 +33,10 @@ class Belief(NamedTuple):
 
 
 class LogProb(NamedTuple):
-    """log p(x_t | x_<t) of every token, 0 where missing or past the end; and their float64 sum."""
+    """log p(x_t | x_<t) of every token, 0 where missing or past the end; and their float64 sum.
+
+    After a token that cannot come there, the rest is -inf up to the next fresh start.
+    """
 
     token_log_probs: Float[Tensor, "B T"]
     log_evidence: Float[Tensor, " B"]

@@ -1,6 +1,7 @@
 """What must hold of any HMM, whatever its numbers."""
 
 import itertools
+import re
 
 import pytest
 import torch
@@ -107,17 +108,40 @@ def test_log_evidence_is_differentiable_row_by_row(weights: list[float]) -> None
         torch.testing.assert_close(field.grad, sum(parts), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("function", ["filter", "smooth"])
-def test_a_gradient_that_does_not_exist_raises(function: str) -> None:
-    hmm = make_hmm("dense")
+RESULTS = {
+    "log_prob": ["token_log_probs", "belief.log_probs"],
+    "filter": ["log_probs", "missing_log_probs", "token_log_probs", "log_evidence"],
+    "smooth": ["log_probs", "missing_log_probs", "token_log_probs", "log_evidence"],
+    "counts": ["log_evidence", "belief.log_probs"],
+    "viterbi": ["log_prob"],
+    "next_log_probs": [""],
+}
+
+
+@pytest.mark.parametrize(
+    ("function", "name"), [(f, n) for f, names in RESULTS.items() for n in names]
+)
+def test_a_gradient_that_does_not_exist_raises(function: str, name: str) -> None:
+    hmm = make_hmm("blocks")
     init = hmm.log_init.clone().requires_grad_()
     hmm = HMM(init, hmm.transitions, hmm.log_emit, hmm.support)
-    result = getattr(inference, function)(hmm, torch.tensor([[0, 1]]))
-    with pytest.raises(NotImplementedError, match=f"{function} has no gradient; differentiate"):
-        result.log_probs.exp().sum().backward()
-    scores = inference.log_prob(hmm, torch.tensor([[0, 1]])).token_log_probs
-    with pytest.raises(NotImplementedError, match="token_log_probs has no gradient"):
-        scores.sum().backward()
+    result = getattr(inference, function)(hmm, torch.tensor([[0, -1, 1]]))
+    for part in filter(None, name.split(".")):
+        result = getattr(result, part)
+    named = re.escape(f"{function}(...){'.' if name else ''}{name} has no gradient; differentiate")
+    with pytest.raises(NotImplementedError, match=named):
+        result.exp().sum().backward()
+
+
+def test_expected_counts_are_constants() -> None:
+    hmm = make_hmm("dense")
+    init = hmm.log_init.clone().requires_grad_()
+    counted = inference.counts(
+        HMM(init, hmm.transitions, hmm.log_emit, hmm.support), torch.tensor([[0, 1]])
+    )
+    assert not any(field.requires_grad for field in counted.fields())
+    (counted.init * init).sum().backward()
+    torch.testing.assert_close(init.grad, counted.init)
 
 
 @pytest.mark.parametrize(("support", "transitions"), KINDS)

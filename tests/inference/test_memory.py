@@ -93,3 +93,28 @@ def test_smoothing_is_linear_in_time() -> None:
         run = lambda: inference.smooth(hmm, tokens)
     """)
     assert rise < 16 * 8
+
+
+def test_counts_over_many_missing_tokens() -> None:
+    """Each of 200 wide steps makes tiles of 16 MiB; the messages of all take 13 MiB."""
+    rise = megabytes("""
+        hmm = blocked(2048, 4, 1024)
+        warm(hmm)
+        inference.counts(hmm, torch.full((8, 3), -1))
+        tokens = torch.full((8, 200), -1)
+        run = lambda: inference.counts(hmm, tokens)
+    """)
+    assert rise < 120
+
+
+def test_a_belief_from_dropped_states_enters_in_tiles() -> None:
+    """Between 8,192 carried states and 8,191 kept ones lie 256 MiB for each row."""
+    rise = megabytes("""
+        whole = blocked(8192, 64, 512)
+        hmm = whole.restrict(torch.arange(1, 8192), carried=torch.arange(8192))
+        warm(hmm)
+        belief = inference.log_prob(whole, torch.full((2, 1), -1)).belief
+        tokens = torch.tensor([[-1, 3], [5, -1]])
+        run = lambda: inference.counts(hmm, tokens, belief=belief)
+    """)
+    assert rise < 160

@@ -10,7 +10,7 @@ from torch import Tensor
 from enumeration import Row, enumerate_row, full_emissions
 from hmmlm import inference
 from hmmlm.hmm import HMM
-from hmmlm.results import Belief, FactoredCounts
+from hmmlm.results import Belief, Counts, FactoredCounts
 from hmmlm.transitions import Factored
 from models import SUPPORTS, TRANSITIONS, make_hmm
 
@@ -24,7 +24,9 @@ TEXTS: dict[str, tuple[list[list[int]], list[int]]] = {
     "missing": ([[0, -1, 2, -1, 1], [2, 2, 0, 1, -1], [-1, -1, 3, 0, 0]], [5, 5, 3]),
     "all missing": ([[-1, -1, -1]], [3]),
     "resets": ([[0, EOS, 2, EOS, EOS], [EOS, 2, 3, 1, 4], [2, 3, EOS, 0, 0]], [5, 5, 3]),
+    "restarts": ([[0, 3, 2, 4, 1], [2, 2, 0, 1, 3], [4, 1, 2, 0, 0]], [5, 5, 3]),
 }
+RESTARTS = [[0, 1, 0, 0, 1], [0, 0, 1, 1, 0], [1, 0, 0, 0, 1]]
 IMPLEMENTATIONS = ("reference", "scaled", "scan")
 
 
@@ -36,12 +38,20 @@ class Case:
         rows, lengths = TEXTS[text]
         self.tokens, self.lengths = torch.tensor(rows), torch.tensor(lengths)
         self.reset_id = EOS if text == "resets" else None
+        self.restart = torch.tensor(RESTARTS, dtype=torch.bool) if text == "restarts" else None
         self.belief = make_belief(self.hmm, len(rows)) if carried else None
         self.rows: list[Row] = []
         for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
             belief = None if self.belief is None else self.belief.select(torch.tensor([i]))
+            restart = None if self.restart is None else self.restart[i, :length].tolist()
             self.rows.append(
-                enumerate_row(self.hmm, row[:length], belief=belief, reset_id=self.reset_id)
+                enumerate_row(
+                    self.hmm,
+                    row[:length],
+                    belief=belief,
+                    reset_id=self.reset_id,
+                    restart=restart,
+                )
             )
 
     def call(self, function: str, implementation: str, **settings):
@@ -60,6 +70,7 @@ class Case:
             lengths=self.lengths,
             belief=self.belief,
             reset_id=self.reset_id,
+            restart=self.restart,
             implementation=implementation,
             **settings,
         )
@@ -113,24 +124,31 @@ def test_state_distributions(case: Case, function: str, implementation: str) -> 
 @pytest.mark.parametrize("implementation", ["reference", "scaled"])
 def test_counts(case: Case, implementation: str) -> None:
     result = case.call("counts", implementation)
-    init, trans, emit = (sum(part) for part in zip(*(r.counts() for r in case.rows), strict=True))
+    check_counts(
+        case.hmm,
+        result,
+        *(sum(part) for part in zip(*(r.counts() for r in case.rows), strict=True)),
+    )
+    for i, row in enumerate(case.rows):
+        assert float(result.log_evidence[i]) == pytest.approx(row.log_evidence, abs=1e-10)
+        check_belief(result.belief, i, row, case)
+
+
+def check_counts(hmm: HMM, result: Counts, init: Tensor, trans: Tensor, emit: Tensor) -> None:
     torch.testing.assert_close(result.init, init, **TOLERANCE)
-    states = case.hmm.support.rows[case.hmm.support.row_of_word]
+    states = hmm.support.rows[hmm.support.row_of_word]
     for word, row in enumerate(states.tolist()):
         for slot, state in enumerate(row):
             truth = emit[word, state] if state >= 0 else torch.zeros(()).double()
             torch.testing.assert_close(result.emit[word, slot], truth, **TOLERANCE)
-    if isinstance(case.hmm.transitions, Factored):
+    if isinstance(hmm.transitions, Factored):
         assert isinstance(result.trans, FactoredCounts)
-        left, right = case.hmm.transitions.left, case.hmm.transitions.right
+        left, right = hmm.transitions.left, hmm.transitions.right
         torch.testing.assert_close(result.trans.left, trans @ right, **TOLERANCE)
         torch.testing.assert_close(result.trans.right, trans.T @ left, **TOLERANCE)
         torch.testing.assert_close(result.trans.log_norm, -trans.sum(1), **TOLERANCE)
     else:
         torch.testing.assert_close(result.trans, trans, **TOLERANCE)
-    for i, row in enumerate(case.rows):
-        assert float(result.log_evidence[i]) == pytest.approx(row.log_evidence, abs=1e-10)
-        check_belief(result.belief, i, row, case)
 
 
 def test_viterbi(case: Case) -> None:
@@ -177,8 +195,8 @@ def test_next_log_probs(case: Case, implementation: str) -> None:
 
 @pytest.mark.parametrize("implementation", ["reference", "scaled"])
 def test_streaming_equals_enumeration(case: Case, implementation: str) -> None:
-    if case.belief is not None:
-        pytest.skip("a state starts from nothing")
+    if case.belief is not None or case.restart is not None:
+        pytest.skip("a state starts from nothing, and anew after reset_id only")
     for i, row in enumerate(case.rows):
         state = inference.start(case.hmm, reset_id=case.reset_id)
         for token in row.tokens:
@@ -210,17 +228,22 @@ def test_belief_carried_across_two_subsets(support: str, implementation: str) ->
     truth_before = enumerate_row(first, before[0].tolist())
     assert float(read.log_evidence) == pytest.approx(truth_before.log_evidence, abs=1e-10)
     truth = enumerate_row(second, after[0].tolist(), belief=read.belief)
-    for function in ("log_prob", "smooth", "filter"):
-        result = getattr(inference, function)(
-            second, after, belief=read.belief, implementation=implementation
-        )
+    settings = {"belief": read.belief, "implementation": implementation}
+    scores = inference.log_prob(second, after, **settings).token_log_probs[0]
+    torch.testing.assert_close(scores, truth.token_log_probs, **TOLERANCE)
+    for function in ("smooth", "filter"):
+        result = getattr(inference, function)(second, after, **settings)
         assert float(result.log_evidence) == pytest.approx(truth.log_evidence, abs=1e-10)
+        wanted = torch.full((2, hmm.num_states), -torch.inf, dtype=torch.float64)
+        wanted[:, 1:] = truth.smoothed() if function == "smooth" else truth.filtered()
+        assert_probs_close(result.dense(hmm.num_states)[0], wanted)
     if implementation != "scan":
-        counts = inference.counts(second, after, belief=read.belief, implementation=implementation)
-        _, trans, _ = truth.counts()
-        assert isinstance(counts.trans, FactoredCounts)
-        assert isinstance(second.transitions, Factored)
-        torch.testing.assert_close(counts.trans.left, trans @ second.transitions.right, **TOLERANCE)
+        counts = inference.counts(second, after, **settings)
+        check_counts(second, counts, *truth.counts())
+        best, paths = truth.best()
+        found = inference.viterbi(second, after, belief=read.belief)
+        assert float(found.log_prob) == pytest.approx(best, abs=1e-10)
+        assert any(torch.equal(found.states[0] - 1, path) for path in paths)
     assert set(read.belief.states.flatten().tolist()) <= {-1, *range(half)}
     local = (second.source_ids == 0).nonzero()
     assert local.numel() == 1 and int(local) >= second.num_states
@@ -250,6 +273,23 @@ def test_impossible_words_leave_their_neighbours_alone(support: str, implementat
     assert (inference.viterbi(hmm, tokens).states[1:] == -1).all()
     paths = inference.sample_paths(hmm, tokens, num_samples=3).states
     assert (paths[1:] == -1).all() and (paths[0] >= 0).all()
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_fresh_start_after_an_impossible_word_has_its_own_probabilities(
+    implementation: str,
+) -> None:
+    """The text stays impossible; what follows the reset is scored as if it stood alone."""
+    hmm = make_hmm("dense")
+    emit = hmm.log_emit.clone()
+    emit[3] = -torch.inf
+    hmm = HMM(hmm.log_init, hmm.transitions, emit, hmm.support)
+    tokens = torch.tensor([[0, 3, 2, EOS, 2, 0]])
+    result = inference.log_prob(hmm, tokens, reset_id=EOS, implementation=implementation)
+    assert torch.isneginf(result.token_log_probs[0, 1:4]).all()
+    alone = enumerate_row(hmm, [2, 0]).token_log_probs
+    torch.testing.assert_close(result.token_log_probs[0, 4:], alone, **TOLERANCE)
+    assert torch.isneginf(result.log_evidence).all()
 
 
 def check_belief(belief: Belief, i: int, row: Row, case: Case) -> None:

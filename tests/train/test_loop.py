@@ -104,7 +104,7 @@ def nats_by_enumeration(hmm: HMM, tokens: Tensor, lengths: Tensor, reset_id: int
 
 
 def run(model: nn.Module, batches: Batches, **settings) -> list[Progress]:
-    return list(train(model, batches, settings=TrainSettings(**settings), reset_id=EOS))
+    return list(train(model, batches, settings=TrainSettings(**settings)))
 
 
 @pytest.mark.parametrize("reset_id", [None, EOS])
@@ -207,7 +207,6 @@ def test_progress_counts_steps_epochs_and_tokens():
             model,
             batches,
             settings=TrainSettings(epochs=2),
-            reset_id=EOS,
             evaluate=lambda hmm: next(values),
         )
     )
@@ -284,7 +283,7 @@ def test_nan_stops_with_the_last_good_weights(at, kept):
     weights = [_values(model)]
     message = f"stopped at step {at} with learning rate {rate:.3g}: .* those of step {kept};"
     with pytest.raises(InputError, match=message):
-        for _ in train(model, batches, settings=settings, reset_id=EOS):
+        for _ in train(model, batches, settings=settings):
             weights.append(_values(model))
     assert len(weights) == at
     assert all(torch.equal(a, b) for a, b in zip(_values(model), weights[kept], strict=True))

@@ -205,7 +205,6 @@ def fit(corpus: Any, out: Path, settings: dict[str, Any], *, device: str) -> dic
             parameters,
             batches,
             settings=how,
-            reset_id=words.eos_id,
             evaluate=validate if "valid" in corpus.splits else None,
         ):
             metrics.append(step._asdict())

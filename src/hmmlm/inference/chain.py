@@ -1,6 +1,7 @@
 """Tokens laid over an HMM: what every recursion asks for, step by step."""
 
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from hmmlm.errors import InputError
 from hmmlm.hmm import HMM
-from hmmlm.ops.links import Link, Table, Tiles, Wide, gather, spread
+from hmmlm.ops.links import TILE, Link, Table, Tiles, Wide, gather, spread
 from hmmlm.ops.messages import reference, scaled
 from hmmlm.results import Belief
 
@@ -32,6 +33,7 @@ class Chain:
         lengths: Int[Tensor, " B"] | None = None,
         belief: Belief | None = None,
         reset_id: int | None = None,
+        restart: Bool[Tensor, "B T"] | None = None,
         table: Table | None = None,
     ) -> None:
         tokens, lengths = check_tokens(hmm.vocab_size, tokens, lengths, reset_id)
@@ -52,6 +54,13 @@ class Chain:
         if reset_id is not None:
             after_reset[:, 1:] = self.tokens[:, :-1] == reset_id
         after_reset[:, 0] = True if belief is None else belief.fresh.to(hmm.device)
+        if restart is not None:
+            if restart.shape != tokens.shape or restart.dtype != torch.bool:
+                raise InputError(
+                    f"restart is {restart.dtype} of shape {tuple(restart.shape)} but must be "
+                    f"torch.bool of shape {tuple(tokens.shape)}, as tokens is."
+                )
+            after_reset |= restart.to(hmm.device)
         self.restart = after_reset  # (B, T): z_t is drawn from p(z1)
         self.missing = self.active & (self.tokens == MISSING)  # (B, T)
         self.dense = hmm.support.is_dense
@@ -87,6 +96,7 @@ class Chain:
             lengths=self.lengths[rows],
             belief=None if self.belief is None else self.belief.select(rows),
             reset_id=self.reset_id,
+            restart=self.restart[rows],
             table=self.table,
         )
 
@@ -152,14 +162,10 @@ class Chain:
         message = self.belief.log_probs.to(self.hmm.device, self.hmm.dtype)
         fresh = self.restart[:, :1]
         message = torch.where(fresh, -torch.inf, message)
-        extra = self.hmm.transitions.num_sources > self.hmm.num_states
         destinations = self.states(0)
-        if destinations is not None or extra:
-            if destinations is None:
-                everything = torch.arange(self.hmm.num_states, device=self.hmm.device)
-                destinations = everything.expand(self.batch, -1)
+        if destinations is not None and sources.numel() * destinations.shape[1] <= TILE:
             return message, self.tiles(sources, destinations)
-        return message, Wide(self.table, sources, None)
+        return message, Wide(entry_table(self.hmm, self.table), sources, destinations)
 
     def belief_at_end(self, states: Int[Tensor, "B W"], log_probs: Float[Tensor, "B W"]) -> Belief:
         """The belief to carry on with, given the last step's states and log-probabilities."""
@@ -187,16 +193,23 @@ def predict(link: Link, log_message: Float[Tensor, "B K"]) -> Float[Tensor, "B L
 
 def make_table(hmm: HMM) -> Table:
     """The transition table as links use it: whole where every step goes through all of it."""
-    return Table(hmm.transitions, keep=hmm.support.is_dense)
+    return Table(hmm.transitions, hmm.num_states, keep=hmm.support.is_dense)
+
+
+def entry_table(hmm: HMM, table: Table) -> Table:
+    """The table for a belief that is carried in, with the rows of sources outside the states."""
+    sources = hmm.transitions.num_sources
+    return table if sources == hmm.num_states else Table(hmm.transitions, sources, keep=False)
 
 
 def check_tokens(
     vocab_size: int,
-    tokens: Tensor,
-    lengths: Tensor | None,
+    tokens: Any,
+    lengths: Any,
     reset_id: int | None = None,
 ) -> tuple[Int[Tensor, "B T"], Int[Tensor, " B"]]:
-    """The tokens and their lengths as int64, after checking both."""
+    """The tokens and their lengths as int64, after checking both; arrays and lists will do."""
+    tokens = torch.as_tensor(tokens)
     if tokens.ndim != 2 or tokens.is_floating_point() or tokens.dtype == torch.bool:
         raise InputError(
             f"tokens must be integer ids of shape (batch, time), not {tokens.dtype} of shape "
@@ -208,7 +221,10 @@ def check_tokens(
     tokens = tokens.long()
     if lengths is None:
         lengths = torch.full((batch,), steps, device=tokens.device)
-    lengths = torch.as_tensor(lengths, device=tokens.device).long()
+    lengths = torch.as_tensor(lengths, device=tokens.device)
+    if lengths.is_floating_point() or lengths.dtype == torch.bool:
+        raise InputError(f"lengths must be whole numbers, not {lengths.dtype}.")
+    lengths = lengths.long()
     if lengths.shape != (batch,):
         raise InputError(
             f"lengths has shape {tuple(lengths.shape)} but tokens has {batch:,} rows; give one "

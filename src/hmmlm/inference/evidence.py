@@ -12,10 +12,10 @@ from hmmlm.inference.chain import Chain, all_states
 from hmmlm.inference.dispatch import (
     RECURSIONS,
     choose,
-    no_gradient,
     recursion,
     stretches,
 )
+from hmmlm.inference.gradients import with_gradient, without_gradient
 from hmmlm.inference.recursion import Stepwise
 from hmmlm.inference.scan import SCAN, Scan
 from hmmlm.ops.links import gather
@@ -29,23 +29,28 @@ def log_prob(
     lengths: Int[Tensor, " B"] | None = None,
     belief: Belief | None = None,
     reset_id: int | None = None,
+    restart: Bool[Tensor, "B T"] | None = None,
     implementation: str = "auto",
 ) -> LogProb:
     """log p(x_t | x_<t) of every token, and log p(x_1..T).
 
     `log_evidence` is differentiable with respect to the tables of the HMM: its gradient is the
-    expected counts. O(T K^2) time per row, O(B K) memory beyond the result.
+    expected counts; a carried belief is a constant. O(T K^2) time per row. Memory beyond the
+    result: O(B K), one tile of transitions between the states of two words, O(B K^2), and for
+    dense supports the transition probabilities, O(Z^2).
     """
-    chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id)
+    chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id, restart=restart)
     name, _ = choose(implementation, (*RECURSIONS, SCAN))
     with torch.no_grad():
         result = score_chain(chain, name)
-    evidence = result.log_evidence
-    if torch.is_grad_enabled() and any(field.requires_grad for field in hmm.fields()):
-        counted = name if name in RECURSIONS else "scaled"
-        evidence = _Evidence.apply(evidence, chain, counted, *hmm.fields())
-    scores = no_gradient(result.token_log_probs, "token_log_probs", chain)
-    return LogProb(scores, evidence, result.belief)
+
+    def gradients(grad: Tensor) -> tuple[Tensor, ...]:
+        from hmmlm.inference.smoothing import chain_counts
+
+        return chain_counts(chain, name if name in RECURSIONS else "scaled", grad).fields()
+
+    evidence = with_gradient(result.log_evidence, hmm, gradients)
+    return without_gradient(result, "log_prob(...)", hmm)._replace(log_evidence=evidence)
 
 
 def filter(
@@ -55,45 +60,16 @@ def filter(
     lengths: Int[Tensor, " B"] | None = None,
     belief: Belief | None = None,
     reset_id: int | None = None,
+    restart: Bool[Tensor, "B T"] | None = None,
     implementation: str = "auto",
 ) -> StateProbs:
-    """p(z_t | x_1..t) at every step. O(T K^2) time per row, O(B K) memory beyond the result."""
-    chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id)
+    """p(z_t | x_1..t) at every step. O(T K^2) time per row; memory as `log_prob`."""
+    chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id, restart=restart)
     name, _ = choose(implementation, (*RECURSIONS, SCAN))
     with torch.no_grad():
         result = empty_state_probs(chain)
         scores = score_chain(chain, name, record=result)
-    result = with_scores(result, scores)
-    return result._replace(log_probs=no_gradient(result.log_probs, "filter", chain))
-
-
-class _Evidence(torch.autograd.Function):
-    """log p(x) of each row; its gradient is the expected counts of the rows, weighted."""
-
-    @staticmethod
-    def forward(ctx, evidence, chain, name, *fields):  # type: ignore[override]
-        ctx.chain, ctx.name = chain, name
-        return evidence.clone()
-
-    @staticmethod
-    def backward(ctx, grad):  # type: ignore[override]
-        if torch.is_grad_enabled():
-            raise NotImplementedError(
-                "log_evidence has no second derivative; leave out create_graph=True."
-            )
-        from hmmlm.inference.smoothing import chain_counts
-
-        fields = ctx.chain.hmm.fields()
-        grads = [torch.zeros_like(field) for field in fields]
-        # Counts are sums over rows, so rows with the same weight share a pass.
-        for weight in grad.unique().tolist():
-            if weight == 0:
-                continue
-            rows = (grad == weight).nonzero().flatten()
-            counts = chain_counts(ctx.chain.select(rows), ctx.name)
-            for total, part in zip(grads, counts.fields(), strict=True):
-                total.add_(part, alpha=weight)
-        return None, None, None, *grads
+    return without_gradient(with_scores(result, scores), "filter(...)", hmm)
 
 
 def score_chain(chain: Chain, name: str, record: StateProbs | None = None) -> LogProb:
@@ -143,7 +119,7 @@ def _run_widening(
         scores[lost] = part_scores.to(scores.dtype)
         final.replace(lost, part_final)
         if record is not None and part_record is not None:
-            replace_rows(record, part_record, lost)
+            replace_rows(chain, record, part_record, lost)
     return scores, final
 
 
@@ -170,7 +146,7 @@ def run_pieces(
         scores[rows] = redone.token_log_probs
         belief.log_probs[rows] = redone.belief.log_probs
         if record is not None and part_record is not None:
-            replace_rows(record, part_record, rows)
+            replace_rows(scan.chain, record, part_record, rows)
     return LogProb(scores, scores.double().sum(1), belief)
 
 
@@ -310,10 +286,12 @@ def write_states(
             record.states[:, step] = torch.where(active[:, None], ids, -1)
 
 
-def replace_rows(record: StateProbs, part: StateProbs, rows: Tensor) -> None:
+def replace_rows(
+    chain: Chain, record: StateProbs, part: StateProbs, rows: Int[Tensor, " N"]
+) -> None:
     """Overwrites some rows of a record with those of another."""
     like = record.log_probs.dtype
     record.log_probs[rows] = part.log_probs.to(like)
     if record.missing_log_probs.numel():
-        order = (record.missing.flatten().cumsum(0).view_as(record.missing.long()) - 1)[rows]
-        record.missing_log_probs[order[part.missing]] = part.missing_log_probs.to(like)
+        order = chain.missing_order[rows][part.missing]
+        record.missing_log_probs[order] = part.missing_log_probs.to(like)

@@ -1,12 +1,13 @@
 """State paths: the best one, and draws from the posterior."""
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hmmlm.hmm import HMM
 from hmmlm.inference.chain import Chain, all_states
 from hmmlm.inference.dispatch import choose, recursion
+from hmmlm.inference.gradients import without_gradient
 from hmmlm.ops.viterbi import best_predecessors
 from hmmlm.results import Belief, BestPath, PathSamples
 
@@ -18,6 +19,7 @@ def viterbi(
     lengths: Int[Tensor, " B"] | None = None,
     belief: Belief | None = None,
     reset_id: int | None = None,
+    restart: Bool[Tensor, "B T"] | None = None,
     implementation: str = "auto",
 ) -> BestPath:
     """argmax_z p(z_1..T, x_1..T | what came before) and its log-probability, in log space.
@@ -25,10 +27,11 @@ def viterbi(
     Of equally good paths it gives one; rows of probability zero give states of -1 and -inf.
     O(T K^2) time and O(T K) memory per row.
     """
-    chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id)
+    chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id, restart=restart)
     choose(implementation, ("reference",))
     with torch.no_grad():
-        return _viterbi(chain)
+        result = _viterbi(chain)
+    return without_gradient(result, "viterbi(...)", hmm)
 
 
 def sample_paths(
@@ -40,13 +43,14 @@ def sample_paths(
     lengths: Int[Tensor, " B"] | None = None,
     belief: Belief | None = None,
     reset_id: int | None = None,
+    restart: Bool[Tensor, "B T"] | None = None,
     implementation: str = "auto",
 ) -> PathSamples:
     """Exact draws from p(z_1..T | x_1..T): filter forward, sample backward.
 
     Rows of probability zero give states of -1. O(T K (K + N)) time, O(T (K + N)) memory per row.
     """
-    chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id)
+    chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id, restart=restart)
     name, _ = choose(implementation)
     with torch.no_grad():
         return PathSamples(_sample_paths(chain, name, num_samples, generator))

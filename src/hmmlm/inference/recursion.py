@@ -15,12 +15,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hmmlm.inference.chain import Chain
-from hmmlm.ops import dense_chain
 from hmmlm.ops.links import CountSums
 from hmmlm.ops.messages import scaled
 
 STRETCH = 1 << 20
 """Cells of the emissions that a dense pass gathers at a time."""
+
+SUMMED = 1 << 12
+"""Steps whose expected transitions are summed in the dtype of the tables, before float64."""
 
 
 class Forward(NamedTuple):
@@ -33,7 +35,11 @@ class Forward(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """A stretch of the backward pass: posteriors, and the message for the step before."""
+    """A stretch of the backward pass: posteriors, and the message for the step before.
+
+    The posteriors are probabilities where counts are summed, and else their logarithms, which
+    need not fit a number.
+    """
 
     posteriors: Sequence[Tensor] | Tensor
     back: Tensor  # (B, W)
@@ -55,7 +61,8 @@ class Stepwise:
     def forward(self, start: int, stop: int, message: Tensor | None, *, keep: bool) -> Forward:
         """Steps from `start` up to `stop`; `message` is of the step before, None at the start."""
         chain, math = self.chain, self.arithmetic
-        messages, log_probs = [], []
+        messages = self._room(start, stop) if keep else []
+        log_probs = chain.hmm.log_init.new_empty(chain.batch, stop - start)
         low = torch.zeros(chain.batch, dtype=torch.bool, device=chain.hmm.device)
         for step in range(start, stop):
             if message is None:
@@ -67,14 +74,15 @@ class Stepwise:
                     initial = math.enter(chain.initial(step))
                     prediction = torch.where(fresh[:, None], initial, prediction)
                     scale = torch.where(fresh, 0.0, scale)
-            message, log_prob, lost = math.absorb(prediction, chain.emission(step))
+            absorbed: tuple[Tensor, Tensor, Tensor] = math.absorb(prediction, chain.emission(step))
+            message, log_prob, lost = absorbed
             active = chain.active[:, step]
-            log_probs.append(torch.where(active, log_prob + scale, 0.0))
+            log_probs[:, step - start] = torch.where(active, log_prob + scale, 0.0)
             low |= lost & active
             if keep:
-                messages.append(message)
+                messages[step - start].copy_(message)
         assert message is not None
-        return Forward(messages, message, torch.stack(log_probs, 1), low)
+        return Forward(messages, message, log_probs, low)
 
     def backward(
         self,
@@ -84,40 +92,55 @@ class Stepwise:
         forward: Forward,
         back: Tensor | None,
         sums: CountSums | None = None,
-        rows: Bool[Tensor, " B"] | None = None,
+        times: Float[Tensor, " B"] | None = None,
     ) -> Backward:
         """Steps from `stop - 1` down to `start`, whose forward pass is given.
 
         `before` is the forward message of step start - 1. With `sums`, the expected transitions
-        into every step are added to it for the chosen rows.
+        into every step are added to it, so many times for each row.
         """
         chain, math = self.chain, self.arithmetic
-        posteriors: list[Tensor] = []
-        messages = forward.messages
+        messages, posteriors = forward.messages, self._room(start, stop)
+        meet = math.log_posterior if sums is None else math.posterior
         low = torch.zeros(chain.batch, dtype=torch.bool, device=chain.hmm.device)
         for step in range(stop - 1, start - 1, -1):
             message = messages[step - start]
             if back is None:
                 back = torch.full_like(message, math.one)
-            posterior, lost = math.posterior(message, back)
+            posterior, lost = meet(message, back)
             low |= lost & chain.active[:, step]
-            posteriors.append(posterior)
+            posteriors[step - start].copy_(posterior)
             previous = messages[step - start - 1] if step > start else before
             through = chain.active[:, step] & ~chain.restart[:, step]
             weight = math.weigh(back, chain.emission(step))
             if previous is None:
-                if sums is not None and rows is not None and chain.belief is not None:
+                if sums is not None and times is not None and chain.belief is not None:
                     entering, link = chain.entry()
-                    low |= math.add_pairs(link, sums, math.enter(entering), weight, rows & through)
+                    low |= math.add_pairs(link, sums, math.enter(entering), weight, times * through)
                 break
             link = chain.link(step)
-            if sums is not None and rows is not None:
-                low |= math.add_pairs(link, sums, previous, weight, rows & through)
+            if sums is not None and times is not None:
+                low |= math.add_pairs(link, sums, previous, weight, times * through)
             pulled, lost = math.pull(link, weight)
             low |= lost & through
             back = torch.where(through[:, None], pulled, math.one)
         assert back is not None
-        return Backward(posteriors[::-1], back, low)
+        return Backward(posteriors, back, low)
+
+    def _room(self, start: int, stop: int) -> list[Tensor]:
+        """Room for a message at every step of a stretch, in one piece.
+
+        Messages that are kept one by one come to lie between the large temporaries of a wide step,
+        whose places then are too small to be used again.
+        """
+        chain = self.chain
+        width = chain.hmm.support.width
+        sizes = [
+            chain.batch * (chain.hmm.num_states if chain.wide[step] else width)
+            for step in range(start, stop)
+        ]
+        room = chain.hmm.log_init.new_empty(sum(sizes))
+        return [part.view(chain.batch, -1) for part in room.split(sizes)]
 
 
 class DenseScaled:
@@ -128,7 +151,8 @@ class DenseScaled:
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
         self.initial = chain.hmm.log_init.exp()
-        self.loops, _ = dense_chain.choose(chain.hmm.device, chain.hmm.num_states)
+        self.packed = chain.table.packed
+        self.loops = self.packed.loops
 
     def leave(self, message: Tensor) -> Tensor:
         return self.loops.log(message)
@@ -140,17 +164,9 @@ class DenseScaled:
         So it is unless the smallest probability times the smallest number that a message may hold
         is too small for a number.
         """
-        dtype, tables = self.initial.dtype, (self.chain.hmm.log_init, self.chain.table.log_rows)
+        dtype = self.initial.dtype
         limit = torch.finfo(dtype).tiny / scaled.lowest(dtype)
-        return min(self.loops.least(table) for table in tables) >= limit
-
-    @cached_property
-    def ahead(self) -> Tensor:
-        return self.loops.pack(self.chain.table.log_rows)
-
-    @cached_property
-    def behind(self) -> Tensor:
-        return self.loops.pack(self.chain.table.log_rows, turned=True)
+        return min(self.packed.least, self.loops.least(self.chain.hmm.log_init)) >= limit
 
     @property
     def stretch(self) -> int:
@@ -179,7 +195,7 @@ class DenseScaled:
             begin = 1
         last = self.loops.forward(
             message,
-            self.ahead,
+            self.packed.ahead,
             log_emit,
             tokens,
             chain.restart[:, start:stop],
@@ -201,7 +217,7 @@ class DenseScaled:
         forward: Forward,
         back: Tensor | None,
         sums: CountSums | None = None,
-        rows: Bool[Tensor, " B"] | None = None,
+        times: Float[Tensor, " B"] | None = None,
     ) -> Backward:
         """Steps from `stop - 1` down to `start`, whose forward pass is given."""
         chain, messages = self.chain, forward.messages
@@ -211,13 +227,13 @@ class DenseScaled:
         active = chain.active[:, start:stop]
         through = active & ~chain.restart[:, start:stop]
         counted, pairs = None, None
-        if sums is not None and rows is not None:
-            counted, pairs = through & rows[:, None], torch.empty_like(messages)
+        if sums is not None and times is not None:
+            counted, pairs = through & (times != 0)[:, None], torch.empty_like(messages)
         posteriors, totals = torch.empty_like(messages), torch.empty_like(forward.log_probs)
         low = torch.zeros(chain.batch, dtype=torch.bool, device=messages.device)
         before_first = self.loops.backward(
             back,
-            self.behind,
+            self.packed.behind,
             chain.hmm.log_emit,
             chain.tokens[:, start:stop],
             ~through,
@@ -231,16 +247,20 @@ class DenseScaled:
             exact_zeros=self.exact_zeros,
         )
         low |= ((totals < scaled.lowest(totals.dtype)) & active).any(1)
-        if sums is not None and rows is not None and pairs is not None:
-            if bool((low & rows).any()):
-                # Its pairs may be NaN; the caller counts again without such rows.
-                pairs.masked_fill_((low & rows)[:, None, None], 0.0)
-            first = pairs[:, 0].clone()
-            self._add_pairs(sums, before, messages, pairs)
-            if before is None and chain.belief is not None:
-                message, link = chain.entry()
-                entering = through[:, 0] & rows & ~low
-                scaled.add_pairs(link, sums, scaled.enter(message), first, entering)
+        if sums is None or times is None or pairs is None:
+            logs = self.leave(messages).add_(self.leave(posteriors))
+            return Backward(logs.sub_(self.leave(totals)[:, :, None]), before_first, low)
+        if bool(low.any()):
+            # There may be NaN; the caller counts again without such rows.
+            pairs.masked_fill_(low[:, None, None], 0.0)
+        first = pairs[:, 0].clone()
+        if bool((times != 1).any()):
+            pairs.mul_(times[:, None, None])
+        self._add_pairs(sums, before, messages, pairs)
+        if before is None and chain.belief is not None:
+            message, link = chain.entry()
+            entering = torch.where(through[:, 0] & ~low, times, 0.0)
+            scaled.add_pairs(link, sums, scaled.enter(message), first, entering)
         return Backward(posteriors, before_first, low)
 
     def _add_pairs(
@@ -253,7 +273,9 @@ class DenseScaled:
         pairs[:, 0] = 0.0
         previous, following = messages.view(-1, states)[:-1], pairs.view(-1, states)[1:]
         for part, tile in self.chain.table.prob_tiles():
-            counts = previous[:, part].T @ following
-            if before is not None and first is not None:
-                counts.addmm_(before[:, part].T, first)
-            sums.add_rows(part, counts.mul_(tile))
+            for some in range(0, max(1, len(previous)), SUMMED):
+                here = slice(some, some + SUMMED)
+                counts = previous[here, part].T @ following[here]
+                if some == 0 and before is not None and first is not None:
+                    counts.addmm_(before[:, part].T, first)
+                sums.add_rows(part, counts.mul_(tile))

@@ -53,7 +53,9 @@ class Scan:
         before = [first.last[:, None], first.last[:, None]]  # piece 0 takes no belief from here
         if self.count > 2:
             products, lost = self.products
-            prefixes, more = self._prefix_products(products[:, 1:-1], lost[:, 1:-1])
+            prefixes, more = _prefix_products(
+                products[:, 1:-1], lost[:, 1:-1], self.possible[:, 1:-1], self.exists[:, 1:-1]
+            )
             reach = first.last[:, None, None] @ prefixes
             total = reach.sum(-1, keepdim=True)
             tiny = total[..., 0, 0] < scaled.lowest(total.dtype)
@@ -71,8 +73,12 @@ class Scan:
         backs = torch.ones_like(products[:, :, :, 0])
         low = torch.zeros_like(self.exists[:, 0])
         if self.count > 1:
-            turned = products[:, 1:].flip(1).transpose(2, 3)
-            suffix, more = self._prefix_products(turned, lost[:, 1:].flip(1))
+            suffix, more = _prefix_products(
+                products[:, 1:].flip(1).transpose(2, 3),
+                lost[:, 1:].flip(1),
+                self.possible[:, 1:].flip(1).transpose(2, 3),
+                self.exists[:, 1:].flip(1),
+            )
             reach = suffix.transpose(2, 3).flip(1).sum(-1)
             most = reach.amax(-1, keepdim=True)
             backs[:, :-1] = reach / torch.where(most > 0, most, 1.0)
@@ -131,20 +137,18 @@ class Scan:
         tokens = chain.tokens[:, steps.clamp(min=0)].flatten()
         return chain.hmm.support.states_of(tokens) >= 0
 
-    def _prefix_products(
-        self, matrices: Float[Tensor, "B N K K"], lost: Bool[Tensor, "B N"]
-    ) -> tuple[Float[Tensor, "B N K K"], Bool[Tensor, "B N"]]:
-        """Products of all prefixes, each up to a factor, in log2(N) rounds (Hillis and Steele)."""
-        reach = 1
-        while reach < matrices.shape[1]:
-            joined = _scale(matrices[:, :-reach] @ matrices[:, reach:])
-            # An entry of zero is padding, or was zero in both factors' rows and columns already.
-            small = _lost(joined.flatten(0, 1), joined.flatten(0, 1) > 0).view(joined.shape[:2])
-            small |= lost[:, :-reach] | lost[:, reach:]
-            matrices = torch.cat([matrices[:, :reach], joined], 1)
-            lost = torch.cat([lost[:, :reach], small], 1)
-            reach *= 2
-        return matrices, lost
+    @cached_property
+    def possible(self) -> Bool[Tensor, "B N K K"]:
+        """Which entries of the products stand between two states and not in padding."""
+        chain = self.chain
+        edges = torch.arange(self.count + 1, device=self.exists.device) * self.size - 1
+        steps = edges.clamp(min=0).minimum(chain.lengths[:, None] - 1)  # (B, N + 1)
+        if chain.dense:
+            real = torch.ones(*steps.shape, chain.hmm.num_states, dtype=torch.bool).to(steps.device)
+        else:
+            states = chain.hmm.support.states_of(chain.tokens.gather(1, steps).flatten())
+            real = (states >= 0).view(*steps.shape, -1)
+        return real[:, :-1, :, None] & real[:, 1:, None, :]
 
     def _matrices(self, steps: Int[Tensor, " N"]) -> Float[Tensor, "R K K"]:
         """p(z_t | z_t-1) p(x_t | z_t), up to a factor, at some steps of every row."""
@@ -168,9 +172,7 @@ class Scan:
 
     def _rebatch(self, beliefs: Float[Tensor, "B N K"]) -> Chain:
         chain, size = self.chain, self.size
-        short = self.count * size - chain.steps
-        padded = torch.nn.functional.pad(chain.tokens, (0, short))
-        tokens = padded.view(chain.batch, self.count, size)[self.rows, self.pieces]
+        tokens = self._cut(chain.tokens)
         lengths = (chain.lengths[self.rows] - self.pieces * size).clamp(max=size)
         starts = self.pieces * size
         fresh = chain.restart[self.rows, starts]
@@ -195,8 +197,40 @@ class Scan:
             lengths=lengths,
             belief=Belief(states, log_probs, fresh),
             reset_id=chain.reset_id,
+            restart=self._cut(chain.restart),
             table=chain.table,
         )
+
+    def _cut(self, values: Shaped[Tensor, "B T"]) -> Shaped[Tensor, "R C"]:
+        """Values of the steps of a text as those of its pieces, zero past the end."""
+        padded = torch.nn.functional.pad(values, (0, self.count * self.size - self.chain.steps))
+        return padded.view(self.chain.batch, self.count, self.size)[self.rows, self.pieces]
+
+
+def _prefix_products(
+    matrices: Float[Tensor, "B N K K"],
+    lost: Bool[Tensor, "B N"],
+    possible: Bool[Tensor, "B N K K"],
+    exists: Bool[Tensor, "B N"],
+) -> tuple[Float[Tensor, "B N K K"], Bool[Tensor, "B N"]]:
+    """Products of all prefixes, each up to a factor, in log2(N) rounds (Hillis and Steele).
+
+    Also which of them lost digits, or were made from what had. A matrix that does not exist is
+    the identity.
+    """
+    reach = 1
+    while reach < matrices.shape[1]:
+        joined = _scale(matrices[:, :-reach] @ matrices[:, reach:])
+        entries = possible[:, :-reach].any(3)[..., None] & possible[:, reach:].any(2)[:, :, None]
+        small = _lost(joined.flatten(0, 1), entries.flatten(0, 1)).view(joined.shape[:2])
+        either = exists[:, :-reach] | exists[:, reach:]
+        small = (small & either) | lost[:, :-reach] | lost[:, reach:]
+        matrices = torch.cat([matrices[:, :reach], joined], 1)
+        exists = torch.cat([exists[:, :reach], either], 1)
+        possible = torch.cat([possible[:, :reach], entries], 1)
+        lost = torch.cat([lost[:, :reach], small], 1)
+        reach *= 2
+    return matrices, lost
 
 
 def _pad(values: Tensor, width: int, value: float | int) -> Tensor:

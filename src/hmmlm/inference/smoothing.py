@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hmmlm.hmm import HMM
 from hmmlm.inference.chain import Chain
-from hmmlm.inference.dispatch import RECURSIONS, choose, no_gradient, recursion, stretches
+from hmmlm.inference.dispatch import RECURSIONS, choose, recursion, stretches
 from hmmlm.inference.evidence import (
     LastMessage,
     empty_state_probs,
@@ -18,10 +18,11 @@ from hmmlm.inference.evidence import (
     with_scores,
     write_states,
 )
+from hmmlm.inference.gradients import without_gradient
 from hmmlm.inference.recursion import Backward, DenseScaled, Forward, Stepwise
 from hmmlm.inference.scan import SCAN, Scan
 from hmmlm.ops.links import CountSums, gather
-from hmmlm.results import Belief, Counts, StateProbs
+from hmmlm.results import Belief, Counts, FactoredCounts, StateProbs
 
 KEPT = 1 << 24
 """Cells of the forward messages that `counts` keeps at a time, unless sqrt(T) steps need more."""
@@ -34,10 +35,11 @@ def smooth(
     lengths: Int[Tensor, " B"] | None = None,
     belief: Belief | None = None,
     reset_id: int | None = None,
+    restart: Bool[Tensor, "B T"] | None = None,
     implementation: str = "auto",
 ) -> StateProbs:
     """p(z_t | x_1..T) at every step. O(T K^2) time and O(T K) memory per row."""
-    chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id)
+    chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id, restart=restart)
     name, _ = choose(implementation, (*RECURSIONS, SCAN))
     with torch.no_grad():
         result = empty_state_probs(chain)
@@ -49,7 +51,7 @@ def smooth(
         else:
             scores = run_rows(chain, name, _smooth_rows, result)
         result = _erase_impossible(chain, with_scores(result, scores))
-    return result._replace(log_probs=no_gradient(result.log_probs, "smooth", chain))
+    return without_gradient(result, "smooth(...)", hmm)
 
 
 def counts(
@@ -59,18 +61,24 @@ def counts(
     lengths: Int[Tensor, " B"] | None = None,
     belief: Belief | None = None,
     reset_id: int | None = None,
+    restart: Bool[Tensor, "B T"] | None = None,
     implementation: str = "auto",
 ) -> Counts:
     """Expected counts of starts, transitions and emissions given the tokens, summed over rows.
 
     They are constants, and the gradient of the summed log evidence with respect to
     `hmm.fields()`. O(T K^2) time per row; O(sqrt(T) K) memory per row, in which forward messages
-    are made a second time from checkpoints, or all of them where that is little.
+    are made a second time from checkpoints, or all of them where that is little. Summed in
+    float64, whatever the dtype.
     """
-    chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id)
+    chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id, restart=restart)
     name, _ = choose(implementation)
     with torch.no_grad():
-        return chain_counts(chain, name)
+        result = chain_counts(chain, name)
+    return result._replace(
+        log_evidence=without_gradient(result.log_evidence, "counts(...).log_evidence", hmm),
+        belief=without_gradient(result.belief, "counts(...).belief", hmm),
+    )
 
 
 def _smooth_rows(
@@ -90,7 +98,7 @@ def _smooth_rows(
     final.visit_all(forward.messages, passes.leave)
     back = None if ends is None else passes.arithmetic.enter(ends[rows].log().to(chain.hmm.dtype))
     backward = passes.backward(0, chain.steps, None, forward, back)
-    write_states(chain, record, 0, chain.steps, backward.posteriors, passes.arithmetic.leave)
+    write_states(chain, record, 0, chain.steps, backward.posteriors, lambda logs: logs)
     return forward.low | backward.low
 
 
@@ -104,15 +112,29 @@ def _erase_impossible(chain: Chain, result: StateProbs) -> StateProbs:
     return result
 
 
-def chain_counts(chain: Chain, name: str) -> Counts:
-    """Expected counts of a chain, in one implementation; rows that lose digits go to log space."""
-    result, final = _counts(chain, name)
-    return result._replace(belief=final.belief())
+def chain_counts(chain: Chain, name: str, weights: Float[Tensor, " B"] | None = None) -> Counts:
+    """Expected counts of a chain, each row taken so many times; by default once.
+
+    In one implementation; rows that lose digits go to a wider arithmetic.
+    """
+    if weights is None:
+        weights = torch.ones(chain.batch, dtype=torch.float64, device=chain.hmm.device)
+    result, final = _counts(chain, name, weights)
+    trans = [total.to(chain.hmm.dtype) for total in result.fields()[1:-1]]
+    return Counts(
+        result.init.to(chain.hmm.dtype),
+        trans[0] if isinstance(result.trans, Tensor) else FactoredCounts(*trans),
+        result.emit.to(chain.hmm.dtype),
+        result.log_evidence,
+        final.belief(),
+    )
 
 
-def _counts(chain: Chain, name: str) -> tuple[Counts, LastMessage]:
+def _counts(chain: Chain, name: str, weights: Float[Tensor, " B"]) -> tuple[Counts, LastMessage]:
+    """The counts in float64."""
     passes = recursion(chain, name)
-    width = chain.hmm.num_states if chain.dense else chain.hmm.support.width
+    whole = chain.dense or any(chain.wide)
+    width = chain.hmm.num_states if whole else chain.hmm.support.width
     size = max(isqrt(chain.steps - 1) + 1, KEPT // (chain.batch * width), 1)
     checkpoints: list[Tensor | None] = [None]
     scores = torch.zeros(chain.active.shape, dtype=chain.hmm.dtype, device=chain.hmm.device)
@@ -129,7 +151,8 @@ def _counts(chain: Chain, name: str) -> tuple[Counts, LastMessage]:
     assert forward is not None
     possible = torch.isfinite(scores).all(1)
     while True:
-        sums, lost = _backward_counts(chain, passes, parts, checkpoints, forward, possible & ~low)
+        times = torch.where(possible & ~low, weights, 0.0).to(chain.hmm.dtype)
+        sums, lost = _backward_counts(chain, passes, parts, checkpoints, forward, times)
         if name == "reference" or not (lost & ~low).any():
             break
         # A row lost digits on the way back, with some of its counts added already: begin again.
@@ -137,7 +160,7 @@ def _counts(chain: Chain, name: str) -> tuple[Counts, LastMessage]:
     evidence = scores.double().sum(1)
     if name != "reference" and low.any():
         rows = low.nonzero().flatten()
-        redone, final_redone = _counts(*chain.widened(rows))
+        redone, final_redone = _counts(*chain.widened(rows), weights[rows])
         for total, more in zip(sums.fields(), redone.fields(), strict=True):
             total += more
         evidence[rows] = redone.log_evidence
@@ -151,21 +174,22 @@ def _backward_counts(
     parts: list[tuple[int, int]],
     checkpoints: list[Tensor | None],
     forward: Forward | None,
-    rows: Bool[Tensor, " B"],
+    times: Float[Tensor, " B"],
 ) -> tuple[Counts, Bool[Tensor, " B"]]:
-    """The backward pass over all stretches, last first, adding up the counts of the chosen rows."""
+    """The backward pass over all stretches, last first, adding up each row so many times."""
     sums = CountSums(chain.hmm.transitions)
-    init, emit = torch.zeros_like(chain.hmm.log_init), torch.zeros_like(chain.hmm.log_emit)
-    low = torch.zeros_like(rows)
+    init = torch.zeros_like(chain.hmm.log_init, dtype=torch.float64)
+    emit = torch.zeros_like(chain.hmm.log_emit, dtype=torch.float64)
+    low = torch.zeros_like(times, dtype=torch.bool)
     back = None
     for number in range(len(parts) - 1, -1, -1):
         (start, stop), before = parts[number], checkpoints[number]
         if forward is None:
             forward = passes.forward(start, stop, before, keep=True)
-        backward = passes.backward(start, stop, before, forward, back, sums, rows)
+        backward = passes.backward(start, stop, before, forward, back, sums, times)
         forward, back = None, backward.back
-        low |= backward.low & rows
-        _add_states(chain, passes, start, stop, backward, rows, init, emit)
+        low |= backward.low & (times != 0)
+        _add_states(chain, passes, start, stop, backward, times, init, emit)
     empty = torch.empty(0)
     nothing = Belief(chain.tokens[:, :0], empty, chain.restart[:, 0])
     return Counts(init, sums.result(), emit, empty, nothing), low
@@ -177,22 +201,27 @@ def _add_states(
     start: int,
     stop: int,
     backward: Backward,
-    rows: Bool[Tensor, " B"],
+    times: Float[Tensor, " B"],
     init: Float[Tensor, " Z"],
     emit: Float[Tensor, "V K"],
 ) -> None:
     """Adds the posteriors of a stretch to the counts of starts and emissions."""
-    counted = chain.active[:, start:stop] & rows[:, None]
+    counted = chain.active[:, start:stop] & (times != 0)[:, None]
+    weighted = bool(((times != 0) & (times != 1)).any())
     seen = counted & ~chain.missing[:, start:stop]
     starts = counted & chain.restart[:, start:stop]
     if isinstance(backward.posteriors, Tensor):
         posteriors = backward.posteriors
         assert isinstance(passes, DenseScaled)
+        if weighted:
+            posteriors.mul_(times[:, None, None])
         passes.loops.add_rows(emit, chain.tokens[:, start:stop], posteriors, seen)
-        init += posteriors[starts].sum(0)
+        init += posteriors[starts].sum(0, dtype=torch.float64)
         return
     for step in range(start, stop):
-        posterior = passes.arithmetic.probs(backward.posteriors[step - start])
+        posterior = backward.posteriors[step - start].double()
+        if weighted:
+            posterior *= times[:, None]
         states, tokens = chain.states(step), chain.tokens[:, step].clamp(min=0)
         here, fresh = seen[:, step - start], starts[:, step - start]
         if states is None:

@@ -5,16 +5,17 @@ from dataclasses import dataclass, replace
 from typing import overload
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from hmmlm.errors import InputError
 from hmmlm.hmm import HMM
-from hmmlm.inference.chain import Chain, make_table, predict
+from hmmlm.inference.chain import Chain, entry_table, make_table, predict
 from hmmlm.inference.dispatch import choose
 from hmmlm.inference.evidence import log_prob, score_chain
+from hmmlm.inference.gradients import without_gradient
 from hmmlm.ops.links import TILE, Table, Tiles, Wide
 from hmmlm.ops.messages import reference, scaled
 from hmmlm.results import Belief
@@ -95,6 +96,12 @@ def advance(
     if tokens.ndim == 0:
         tokens = tokens.expand(state.belief.fresh.shape[0])
     tokens = tokens[:, None] if tokens.ndim == 1 else tokens
+    rows = state.belief.fresh.shape[0]
+    if tokens.shape[0] != rows:
+        raise InputError(
+            f"advance was given {tokens.shape[0]:,} tokens but the state has {rows:,} rows; give "
+            f"one token for each row, or (rows, time)."
+        )
     chain = Chain(
         state.hmm, tokens, belief=state.belief, reset_id=state.reset_id, table=state.table
     )
@@ -117,6 +124,7 @@ def next_log_probs(
     lengths: Int[Tensor, " B"] | None = None,
     belief: Belief | None = None,
     reset_id: int | None = None,
+    restart: Bool[Tensor, "B T"] | None = None,
     implementation: str = "auto",
 ) -> Float[Tensor, "B V"]: ...
 def next_log_probs(
@@ -127,12 +135,14 @@ def next_log_probs(
     lengths: Tensor | None = None,
     belief: Belief | None = None,
     reset_id: int | None = None,
+    restart: Tensor | None = None,
     implementation: str = "auto",
 ) -> Tensor:
     """log p(x_t+1 = w | x_1..t) for every word w: of a state, or of an HMM and the tokens it read.
 
     Words that cannot come next are -inf. O(B Z K) for the next states, O(B V K) for the words.
     """
+    given = state if isinstance(state, HMM) else state.hmm
     if isinstance(state, HMM):
         if tokens is None:
             raise InputError("next_log_probs needs the tokens read so far, or a state from start.")
@@ -144,11 +154,13 @@ def next_log_probs(
                 lengths=lengths,
                 belief=belief,
                 reset_id=reset_id,
+                restart=restart,
                 implementation=implementation,
             )
         state = State(hmm, read.belief, read.log_evidence, reset_id, make_table(hmm))
     with torch.no_grad():
-        return emission_log_probs(state.hmm, next_state_log_probs(state))
+        following = emission_log_probs(state.hmm, next_state_log_probs(state))
+    return without_gradient(following, "next_log_probs(...)", given)
 
 
 def next_state_log_probs(state: State) -> Float[Tensor, "B Z"]:
@@ -159,7 +171,7 @@ def next_state_log_probs(state: State) -> Float[Tensor, "B Z"]:
         return initial
     sources = hmm.local_sources(belief.checked().states)
     message = torch.where(belief.fresh[:, None], -torch.inf, belief.log_probs)
-    if sources.numel() < hmm.num_states or hmm.transitions.num_sources > hmm.num_states:
+    if sources.numel() < hmm.num_states:
         everything = torch.arange(hmm.num_states, device=hmm.device)
         parts = []
         for part in everything.split(max(1, TILE // sources.numel())):
@@ -168,7 +180,7 @@ def next_state_log_probs(state: State) -> Float[Tensor, "B Z"]:
             parts.append(reference.push(Tiles(tile, sources, names), message)[0])
         following = torch.cat(parts, 1)
     else:
-        following = predict(Wide(state.table, sources), message)
+        following = predict(Wide(entry_table(hmm, state.table), sources), message)
     return torch.where(belief.fresh[:, None], initial, following)
 
 

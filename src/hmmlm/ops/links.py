@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -16,18 +17,25 @@ from torch import Tensor
 from hmmlm.results import FactoredCounts
 from hmmlm.transitions import Dense, Transitions
 
+if TYPE_CHECKING:
+    from hmmlm.ops.dense_chain import Packed
+
 RESIDENT = 1 << 28
 """Tables of at most this many cells may be kept whole; larger ones are made a tile at a time."""
 
-TILE = 1 << 22
+TILE = 1 << 20
 """Cells of a streamed tile, and of the temporaries of log-space products."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """All rows of a transition table among the Z states, kept whole or made a tile at a time."""
+    """The first S rows of a transition table, kept whole or made a tile at a time.
+
+    S = Z, the states themselves, unless sources outside them are wanted too.
+    """
 
     transitions: Transitions
+    num_sources: int
     keep: bool
 
     @property
@@ -36,30 +44,37 @@ class Table:
 
     @property
     def is_resident(self) -> bool:
-        return self.keep and self.num_states**2 <= RESIDENT
+        return self.keep and self.num_sources * self.num_states <= RESIDENT
 
     @cached_property
-    def log_rows(self) -> Float[Tensor, "Z Z"]:
-        return self.transitions.rows(0, self.num_states)
+    def log_rows(self) -> Float[Tensor, "S Z"]:
+        return self.transitions.rows(0, self.num_sources)
 
     @cached_property
-    def probs(self) -> Float[Tensor, "Z Z"]:
+    def probs(self) -> Float[Tensor, "S Z"]:
         return self.log_rows.exp()
+
+    @cached_property
+    def packed(self) -> "Packed":
+        """The table in the order in which the recursions of a dense chain read it."""
+        from hmmlm.ops.dense_chain import Packed  # which reads this file
+
+        return Packed(self.log_rows)
 
     def log_tiles(self) -> Iterator[tuple[slice, Float[Tensor, "N Z"]]]:
         """Groups of source rows in turn, as (slice of sources, log p(. | source))."""
         if self.is_resident:
-            yield slice(0, self.num_states), self.log_rows
+            yield slice(0, self.num_sources), self.log_rows
             return
         step = max(1, TILE // self.num_states)
-        for start in range(0, self.num_states, step):
-            stop = min(start + step, self.num_states)
+        for start in range(0, self.num_sources, step):
+            stop = min(start + step, self.num_sources)
             yield slice(start, stop), self.transitions.rows(start, stop)
 
     def prob_tiles(self) -> Iterator[tuple[slice, Float[Tensor, "N Z"]]]:
         """Groups of source rows in turn, as (slice of sources, p(. | source))."""
         if self.is_resident:
-            yield slice(0, self.num_states), self.probs
+            yield slice(0, self.num_sources), self.probs
             return
         for rows, log_tile in self.log_tiles():
             yield rows, log_tile.exp()
@@ -76,9 +91,9 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Wide:
-    """Between all states of a table, or those of them that are named.
+    """Between all sources and all states of a table, or those of them that are named.
 
-    None stands for all states. A message on named states is spread over all of them first.
+    None stands for all. A message on named ones is spread over all of them first.
     """
 
     table: Table
@@ -118,11 +133,16 @@ def gather(
 
 
 class CountSums:
-    """Expected transitions being summed: a table for `Dense`, three factors for `Factored`."""
+    """Expected transitions being summed: a table for `Dense`, three factors for `Factored`.
+
+    The sums are float64: in float32 a count stands still once it is 2^24 times what is added.
+    """
 
     def __init__(self, transitions: Transitions) -> None:
         self.transitions = transitions
-        self.fields = tuple(torch.zeros_like(field) for field in transitions.fields())
+        self.fields = tuple(
+            torch.zeros_like(field, dtype=torch.float64) for field in transitions.fields()
+        )
 
     def add_tile(
         self,
@@ -135,19 +155,17 @@ class CountSums:
         if isinstance(self.transitions, Dense):
             (total,) = self.fields
             cells = sources[:, :, None] * total.shape[1] + destinations[:, None, :]
-            total.view(-1).index_add_(0, cells.flatten(), tile_counts.flatten())
+            total.view(-1).index_add_(0, cells.flatten(), tile_counts.flatten().double())
             return
         left, right, log_norm = self.fields
         factors_right = self.transitions.right[destinations]  # (B, L, H)
         factors_left = self.transitions.left[sources]  # (B, K, H)
         width = left.shape[1]
-        left.index_add_(0, sources.flatten(), (tile_counts @ factors_right).reshape(-1, width))
-        right.index_add_(
-            0,
-            destinations.flatten(),
-            (tile_counts.transpose(1, 2) @ factors_left).reshape(-1, width),
-        )
-        log_norm.index_add_(0, sources.flatten(), -tile_counts.sum(2).flatten())
+        from_left = (tile_counts @ factors_right).reshape(-1, width)
+        from_right = (tile_counts.transpose(1, 2) @ factors_left).reshape(-1, width)
+        left.index_add_(0, sources.flatten(), from_left.double())
+        right.index_add_(0, destinations.flatten(), from_right.double())
+        log_norm.index_add_(0, sources.flatten(), -tile_counts.sum(2).flatten().double())
 
     def add_rows(self, rows: slice, row_counts: Float[Tensor, "N Z"]) -> None:
         """Adds counts from a group of sources to all states."""

@@ -14,9 +14,9 @@ def best_predecessors(
     if isinstance(link, Tiles):
         best, where = (score[:, :, None] + link.log_tile).max(1)
         return best, where.int()
-    wide = spread(score, link.sources, link.table.num_states, -torch.inf)
-    best = torch.full_like(wide, -torch.inf)
-    where = torch.zeros(wide.shape, dtype=torch.int32, device=wide.device)
+    wide = spread(score, link.sources, link.table.num_sources, -torch.inf)
+    best = wide.new_full((len(wide), link.table.num_states), -torch.inf)
+    where = torch.zeros(best.shape, dtype=torch.int32, device=wide.device)
     for rows, log_tile in link.table.log_tiles():
         step = max(1, TILE // (wide.shape[0] * log_tile.shape[0]))
         for columns in torch.arange(log_tile.shape[1], device=wide.device).split(step):
@@ -26,7 +26,7 @@ def best_predecessors(
             best[:, span] = torch.where(better, value, best[:, span])
             where[:, span] = torch.where(better, (place + rows.start).int(), where[:, span])
     if link.sources is not None:
-        # Places are among all states so far; the caller counts places among the named ones.
+        # Places are among all sources so far; the caller counts places among the named ones.
         order = torch.arange(link.sources.shape[1], dtype=torch.int32, device=wide.device)
         places = spread(order.expand(link.sources.shape), link.sources, wide.shape[1], 0)
         where = places.gather(1, where.long())

@@ -4,16 +4,17 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from hmmlm.data.batches import Batch
 from hmmlm.errors import InputError
 from hmmlm.hmm import HMM
 from hmmlm.inference import counts
+from hmmlm.inference.gradients import with_gradient
 
 
 @dataclass(frozen=True)
@@ -63,26 +64,13 @@ class Batches(Protocol):
     def __iter__(self) -> Iterator[Batch]: ...
 
 
-class _ThroughCounts(torch.autograd.Function):
-    """A number whose gradients are known: the recursion that made it is never differentiated."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, gradients: tuple[Tensor, ...], *fields: Tensor) -> Tensor:
-        ctx.save_for_backward(*gradients)
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        (scale,) = grad_outputs
-        return None, None, *(scale.to(g.dtype) * g for g in ctx.saved_tensors)
-
-
 def loss(
     hmm: HMM,
     tokens: Int[Tensor, "B T"],
     *,
     lengths: Int[Tensor, " B"] | None = None,
     reset_id: int | None = None,
+    restart: Bool[Tensor, "B T"] | None = None,
     implementation: str = "auto",
 ) -> Float[Tensor, ""]:
     """-log p(tokens) / number of tokens, in nats; its gradient is minus the expected counts.
@@ -90,11 +78,20 @@ def loss(
     Time and memory are those of `inference.counts`.
     """
     counted = counts(
-        hmm.detach(), tokens, lengths=lengths, reset_id=reset_id, implementation=implementation
+        hmm.detach(),
+        tokens,
+        lengths=lengths,
+        reset_id=reset_id,
+        restart=restart,
+        implementation=implementation,
     )
     number = tokens.numel() if lengths is None else int(lengths.sum())
-    gradients = tuple(-field / number for field in counted.fields())
-    return _ThroughCounts.apply(-counted.log_evidence.sum() / number, gradients, *hmm.fields())
+    value = -counted.log_evidence.sum() / number
+
+    def gradients(scale: Tensor) -> list[Tensor]:
+        return [field * (-scale / number).to(field.dtype) for field in counted.fields()]
+
+    return with_gradient(value, hmm, gradients)
 
 
 def learning_rate(settings: TrainSettings, step: int, steps: int) -> float:
@@ -108,16 +105,15 @@ def train(
     batches: Batches,
     *,
     settings: TrainSettings,
-    reset_id: int | None = None,
     evaluate: Callable[[HMM], float] | None = None,
     implementation: str = "auto",
 ) -> Iterator[Progress]:
     """Trains a parameterisation in place with AdamW and yields after every step.
 
-    Rows of a batch start cold; `reset_id` is the `<eos>` after which they start anew. `evaluate`
-    runs after each epoch, lower is better; when training ends, or is left early, the model has the
-    weights that it liked best. A loss that is not finite stops training with the weights of the
-    last epoch that were good.
+    Rows of a batch start cold, and anew where its `restart` says so. `evaluate` runs after each
+    epoch, lower is better; when training ends, or is left early, the model has the weights that it
+    liked best. A loss that is not finite stops training with the weights of the last epoch that
+    were good.
     """
     steps, device = settings.epochs * batches.num_batches, next(model.parameters()).device
     if steps == 0:
@@ -136,7 +132,7 @@ def train(
                 model(),
                 batch.tokens.to(device),
                 lengths=batch.lengths.to(device),
-                reset_id=reset_id,
+                restart=batch.restart.to(device),
                 implementation=implementation,
             )
             nats.backward()

@@ -5,9 +5,13 @@ torch; `compiled` runs the whole loop over time in machine code, which wins whil
 small. `choose` says which, from the measurements in docs/performance.md.
 """
 
+from dataclasses import dataclass
+from functools import cached_property
 from types import ModuleType
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from hmmlm.ops.dense_chain import scaled
 
@@ -27,3 +31,27 @@ def choose(device: torch.device, num_states: int) -> tuple[ModuleType, str]:
     from hmmlm.ops.dense_chain import compiled  # numba takes a second to import
 
     return compiled, f"{num_states:,} states: the compiled loop is faster up to {COMPILED_UP_TO:,}"
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A transition matrix in the order in which the loops chosen for it read it, made once."""
+
+    log_rows: Float[Tensor, "Z Z"]
+
+    @cached_property
+    def loops(self) -> ModuleType:
+        return choose(self.log_rows.device, len(self.log_rows))[0]
+
+    @cached_property
+    def ahead(self) -> Tensor:
+        return self.loops.pack(self.log_rows)
+
+    @cached_property
+    def behind(self) -> Tensor:
+        return self.loops.pack(self.log_rows, turned=True)
+
+    @cached_property
+    def least(self) -> float:
+        """The smallest probability that is not zero; 0 where one is too small for a number."""
+        return self.loops.least(self.log_rows)

@@ -365,6 +365,9 @@ def _backward(
             inverse = 1 / max(total, least)
             for j in range(size):
                 posteriors[row, step, j] *= inverse
+            if not keep:
+                for j in range(size):
+                    posteriors[row, step, j] = current[i, j]
             if cut[row, step]:
                 if keep:
                     for j in range(size):

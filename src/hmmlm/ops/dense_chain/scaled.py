@@ -90,9 +90,10 @@ def backward(
     `packed` is the matrix transposed. The message forward times the one backward goes into
     `posteriors`, over its sum, which goes into `totals`. Where `counted`, weight * back / (scale *
     total) goes into `pairs`: its outer product with the message before, times the matrix, is the
-    joint of two steps. Gives the message of the step before the first. Where `cut`, a step says
-    nothing of the one before it, whose message is all ones, and its pairs are 0. `low` and
-    `exact_zeros` as in `forward`.
+    joint of two steps. Without `pairs`, it is the backward messages that go into `posteriors`:
+    the product may be too small for a number though its logarithm is not. Gives the message of
+    the step before the first. Where `cut`, a step says nothing of the one before it, whose message
+    is all ones, and its pairs are 0. `low` and `exact_zeros` as in `forward`.
     """
     least, zero = lowest(back.dtype), 0.0 if exact_zeros else -1.0
     tiny = torch.finfo(back.dtype).tiny
@@ -108,13 +109,15 @@ def backward(
         back /= back.amax(1, keepdim=True).clamp_(min=tiny)
         if any_cut[step]:
             back.masked_fill_(cut[:, step, None], 1.0)
+    if counted is None or pairs is None:
+        torch.sum(posteriors * messages, 2, out=totals)
+        return back
     posteriors *= messages
     torch.sum(posteriors, 2, out=totals)
     divisor = totals.clamp(min=lowest(totals.dtype))
     posteriors /= divisor[:, :, None]
-    if counted is not None and pairs is not None:
-        factor = ((-log_scales).exp() / divisor).masked_fill_(cut | ~counted, 0.0)
-        torch.mul(weights, factor[:, :, None], out=pairs)
+    factor = ((-log_scales).exp() / divisor).masked_fill_(cut | ~counted, 0.0)
+    torch.mul(weights, factor[:, :, None], out=pairs)
     return back
 
 
@@ -128,8 +131,8 @@ def add_rows(
     rows: Float[Tensor, "B C K"],
     counted: Bool[Tensor, "B C"],
 ) -> None:
-    """table[index] += rows where counted."""
-    table.index_add_(0, index[counted], rows[counted])
+    """table[index] += rows where counted; the table may be of a wider type."""
+    table.index_add_(0, index[counted], rows[counted].to(table.dtype))
 
 
 def _weights(

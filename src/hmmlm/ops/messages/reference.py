@@ -17,10 +17,6 @@ def leave(message: Tensor) -> Tensor:
     return message
 
 
-def probs(message: Tensor) -> Tensor:
-    return message.exp()
-
-
 def push(
     link: Link, message: Float[Tensor, "B K"]
 ) -> tuple[Float[Tensor, "B L"], Float[Tensor, " B"]]:
@@ -28,8 +24,8 @@ def push(
     scale = message.new_zeros(message.shape[0])
     if isinstance(link, Tiles):
         return torch.logsumexp(message[:, :, None] + link.log_tile, 1), scale
-    wide = spread(message, link.sources, link.table.num_states, zero)
-    total = torch.full_like(wide, zero)
+    wide = spread(message, link.sources, link.table.num_sources, zero)
+    total = message.new_full((len(message), link.table.num_states), zero)
     for rows, log_tile in link.table.log_tiles():
         total = torch.logaddexp(total, log_matmul(wide[:, rows], log_tile))
     return gather(total, link.destinations, zero), scale
@@ -69,7 +65,15 @@ def pull(
 def posterior(
     message: Float[Tensor, "B K"], back: Float[Tensor, "B K"]
 ) -> tuple[Float[Tensor, "B K"], Bool[Tensor, " B"]]:
-    """p(z_t | everything) as a message, and the rows to be redone."""
+    """p(z_t | everything), and the rows to be redone."""
+    result, low = log_posterior(message, back)
+    return result.exp(), low
+
+
+def log_posterior(
+    message: Float[Tensor, "B K"], back: Float[Tensor, "B K"]
+) -> tuple[Float[Tensor, "B K"], Bool[Tensor, " B"]]:
+    """log p(z_t | everything), and the rows to be redone."""
     result, _, low = absorb(message, back)
     return result, low
 
@@ -79,28 +83,31 @@ def add_pairs(
     sums: CountSums,
     message: Float[Tensor, "B K"],
     weight: Float[Tensor, "B L"],
-    rows: Bool[Tensor, " B"],
+    times: Float[Tensor, " B"],
 ) -> Bool[Tensor, " B"]:
-    """Adds p(z_t-1 = i, z_t = j | everything) of the chosen rows; gives the rows to be redone."""
-    redo = torch.zeros_like(rows)
+    """Adds p(z_t-1 = i, z_t = j | everything) so many times; gives the rows to be redone.
+
+    Rows to be added zero times are left alone, whatever is in them.
+    """
+    redo = torch.zeros_like(times, dtype=torch.bool)
     if isinstance(link, Tiles):
         joint = message[:, :, None] + link.log_tile + weight[:, None, :]
         total = torch.logsumexp(joint, (1, 2))
-        possible = rows & torch.isfinite(total)
+        possible = (times != 0) & torch.isfinite(total)
         counts = (joint - torch.where(possible, total, 0.0)[:, None, None]).exp()
+        counts = counts * times[:, None, None]
         sums.add_tile(
             torch.where(possible[:, None, None], counts, 0.0), link.sources, link.destinations
         )
         return redo
     prediction, _ = push(link, message)
     total = torch.logsumexp(prediction + weight, 1)
-    states = link.table.num_states
-    message = spread(message, link.sources, states, zero)
-    weight = spread(weight, link.destinations, states, zero)
-    for row in (rows & torch.isfinite(total)).nonzero().flatten().tolist():
+    message = spread(message, link.sources, link.table.num_sources, zero)
+    weight = spread(weight, link.destinations, link.table.num_states, zero)
+    for row in ((times != 0) & torch.isfinite(total)).nonzero().flatten().tolist():
         for part, log_tile in link.table.log_tiles():
             joint = message[row, part, None] + log_tile + weight[row] - total[row]
-            sums.add_rows(part, joint.exp())
+            sums.add_rows(part, joint.exp() * times[row])
     return redo
 
 

@@ -2,8 +2,7 @@
 
 A number keeps its digits while it is above `lowest`. A row with a possible state below that is
 reported, for what was lost there can be what explains the rest of the text; its caller redoes it
-in a wider arithmetic. So messages have full precision, however far apart the states are; only a
-posterior, the product of two of them, may still end at the smallest number.
+in a wider arithmetic. So messages have full precision, however far apart the states are.
 """
 
 import torch
@@ -28,10 +27,6 @@ def leave(message: Tensor) -> Tensor:
     return message.log()
 
 
-def probs(message: Tensor) -> Tensor:
-    return message
-
-
 def push(
     link: Link, message: Float[Tensor, "B K"]
 ) -> tuple[Float[Tensor, "B L"], Float[Tensor, " B"]]:
@@ -39,8 +34,8 @@ def push(
     if isinstance(link, Tiles):
         probs, most = _tile_probs(link)
         return (message[:, None, :] @ probs)[:, 0], most
-    wide = spread(message, link.sources, link.table.num_states, zero)
-    total = torch.zeros_like(wide)
+    wide = spread(message, link.sources, link.table.num_sources, zero)
+    total = message.new_zeros(len(message), link.table.num_states)
     for rows, tile in link.table.prob_tiles():
         total.addmm_(wide[:, rows], tile)
     return gather(total, link.destinations, zero), message.new_zeros(message.shape[0])
@@ -81,8 +76,20 @@ def pull(
 def posterior(
     message: Float[Tensor, "B K"], back: Float[Tensor, "B K"]
 ) -> tuple[Float[Tensor, "B K"], Bool[Tensor, " B"]]:
-    """p(z_t | everything) as a message, and the rows to be redone."""
+    """p(z_t | everything), and the rows to be redone."""
     result, total = normalise(message * back)
+    return result, total < lowest(total.dtype)
+
+
+def log_posterior(
+    message: Float[Tensor, "B K"], back: Float[Tensor, "B K"]
+) -> tuple[Float[Tensor, "B K"], Bool[Tensor, " B"]]:
+    """log p(z_t | everything), and the rows to be redone.
+
+    Both messages have all their digits but their product may be too small for a number.
+    """
+    total = (message * back).sum(1)
+    result = message.log() + back.log() - total.log()[:, None]
     return result, total < lowest(total.dtype)
 
 
@@ -91,23 +98,24 @@ def add_pairs(
     sums: CountSums,
     message: Float[Tensor, "B K"],
     weight: Float[Tensor, "B L"],
-    rows: Bool[Tensor, " B"],
+    times: Float[Tensor, " B"],
 ) -> Bool[Tensor, " B"]:
-    """Adds p(z_t-1 = i, z_t = j | everything) of the chosen rows; gives the rows to be redone.
+    """Adds p(z_t-1 = i, z_t = j | everything) so many times; gives the rows to be redone.
 
     Rows that are reported add nothing.
     """
+    rows = times != 0
     prediction, _ = push(link, message)
     total = (prediction * weight).sum(1)
     low = total < lowest(message.dtype)
-    factor = torch.where(rows & ~low, 1 / total, 0.0)
+    factor = torch.where(rows & ~low, times / total, 0.0)
     weight = weight * factor[:, None]
     if isinstance(link, Tiles):
         probs, _ = _tile_probs(link)
         counts = message[:, :, None] * probs * weight[:, None, :]
         sums.add_tile(counts, link.sources, link.destinations)
         return low & rows
-    message = spread(message, link.sources, link.table.num_states, zero)
+    message = spread(message, link.sources, link.table.num_sources, zero)
     weight = spread(weight, link.destinations, link.table.num_states, zero)
     for part, tile in link.table.prob_tiles():
         sums.add_rows(part, (message[:, part].T @ weight) * tile)
