@@ -28,6 +28,7 @@ ROOMS = [
     ["distill"],
     ["baselines"],
     ["generate"],
+    ["hmm_file"],
     ["model"],
     ["hf", "explore", "cli"],
     ["__main__"],

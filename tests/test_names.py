@@ -8,7 +8,8 @@ import torch
 import hmmlm
 from hmmlm import HMM, Model, Support, inference
 
-COMMON = ["lengths", "belief", "reset_id", "implementation"]
+COMMON = ["lengths", "belief", "reset_id", "restart", "implementation"]
+PLAIN = ["lengths", "belief", "reset_id", "implementation"]
 FUNCTIONS = {  # positional arguments, then those that only go by keyword
     "log_prob": (["hmm", "tokens"], COMMON),
     "filter": (["hmm", "tokens"], COMMON),
@@ -16,7 +17,7 @@ FUNCTIONS = {  # positional arguments, then those that only go by keyword
     "counts": (["hmm", "tokens"], COMMON),
     "viterbi": (["hmm", "tokens"], COMMON),
     "sample_paths": (["hmm", "tokens"], ["num_samples", "generator", *COMMON]),
-    "sample": (["hmm", "tokens"], ["length", "num_samples", "stop_id", "generator", *COMMON]),
+    "sample": (["hmm", "tokens"], ["length", "num_samples", "stop_id", "generator", *PLAIN]),
     "next_log_probs": (["state", "tokens"], COMMON),
     "start": (["hmm", "batch"], ["reset_id"]),
     "advance": (["state", "token"], ["implementation"]),

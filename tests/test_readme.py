@@ -3,10 +3,15 @@
 import re
 from pathlib import Path
 
+import torch
+
+from hmmlm import HMM, Model
+from hmmlm.data.tokenizer import Tokenizer
+
 README = Path(__file__).parent.parent / "README.md"
 
 
-def test_quick_tour_runs() -> None:
+def test_quick_tour_runs(tmp_path, monkeypatch) -> None:
     tour, with_a_model = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
     names: dict = {}
     exec(compile(tour, "README.md", "exec"), names)
@@ -15,4 +20,11 @@ def test_quick_tour_runs() -> None:
         if found:
             value = eval(found[1], names)
             assert list(value.shape) == [int(n) for n in found[2].replace(" ", "").split(",") if n]
-    assert "Model.load" in with_a_model
+    words = Tokenizer.words({word: 9 for word in ["the", "value", "of", "expression", "one", "."]})
+    table = torch.log_softmax(torch.randn(4, words.vocab_size), -1)
+    hmm = HMM.from_tables(torch.full((4,), 0.25).log(), torch.full((4, 4), 0.25).log(), table)
+    monkeypatch.chdir(tmp_path)
+    Model(hmm, words).save("runs/demo")
+    exec(compile(with_a_model, "README.md", "exec"), names)
+    for line in with_a_model.splitlines()[1:]:
+        assert eval(line, names)

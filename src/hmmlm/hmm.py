@@ -183,6 +183,25 @@ class HMM:
             return states
         return torch.where(states >= 0, self.state_ids[states.clamp(min=0)], -1)
 
+    def long_run(self, *, rounds: int = 200) -> Float[Tensor, " Z"]:
+        """p(z_t) far from the start: the stationary distribution, reached from p(z1).
+
+        O(rounds Z^2) time; rounds end early when nothing changes any more.
+        """
+        use = self.log_init.detach().exp()
+        step = max(1, (1 << 22) // self.num_states)
+        for _ in range(rounds):
+            after = torch.zeros_like(use)
+            for start in range(0, self.num_states, step):
+                stop = min(start + step, self.num_states)
+                after += use[start:stop] @ self.transitions.rows(start, stop).detach().exp()
+            # Half a step: a chain that goes round in circles would never settle.
+            after = (use + after) / 2
+            if float((after - use).abs().sum()) < 1e-7:
+                break
+            use = after
+        return use
+
     def restrict(
         self, states: Int[Tensor, " S"], carried: Int[Tensor, " C"] | None = None
     ) -> "HMM":

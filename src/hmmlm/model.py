@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hmmlm import __version__, inference
@@ -19,12 +17,10 @@ from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.errors import InputError
 from hmmlm.evaluate import Evaluation, HmmLM, evaluate
 from hmmlm.hmm import HMM
+from hmmlm.hmm_file import FORMAT, read_hmm, write_hmm
 from hmmlm.results import StateProbs
 from hmmlm.storage import json_line, new_folder
-from hmmlm.support import Support
-from hmmlm.transitions import Dense, Factored
 
-FORMAT = "hmmlm-model-1"
 WEIGHTS, CONFIG, TOKENIZER, METRICS = (
     "model.safetensors",
     "config.json",
@@ -86,7 +82,7 @@ class Model:
         # What is true of this model stands over what was loaded with another one.
         config = json.dumps({**facts, **self.config, **facts}, indent=1) + "\n"
         with new_folder(folder) as temporary:
-            save_file(_tensors(self.hmm), temporary / WEIGHTS, metadata={"format": FORMAT})
+            write_hmm(temporary / WEIGHTS, self.hmm)
             (temporary / CONFIG).write_text(config, encoding="utf-8")
             self.tokenizer.save(temporary / TOKENIZER)
             with (temporary / METRICS).open("w", encoding="utf-8") as file:
@@ -103,8 +99,7 @@ class Model:
                 f"{folder / TOKENIZER} is not the vocabulary this model was trained with; copy the "
                 f"folder again as a whole."
             )
-        tensors = _read_tensors(folder / WEIGHTS)
-        hmm = _hmm_from(folder / WEIGHTS, tensors)
+        hmm = read_hmm(folder / WEIGHTS)
         if (hmm.num_states, hmm.vocab_size) != (config.get("num_states"), config.get("vocab_size")):
             raise InputError(
                 f"{folder / WEIGHTS} has {hmm.num_states:,} states and {hmm.vocab_size:,} words "
@@ -306,76 +301,6 @@ def _utf8(line: str) -> str:
     return line
 
 
-def _tensors(hmm: HMM) -> dict[str, Tensor]:
-    tensors = {"log_init": hmm.log_init, "log_emit": hmm.log_emit}
-    if isinstance(hmm.transitions, Dense):
-        tensors["log_trans"] = hmm.transitions.log_trans
-    else:
-        names = ("trans_left", "trans_right", "trans_log_norm")
-        tensors |= dict(zip(names, hmm.transitions.fields(), strict=True))
-    tensors["support_rows"] = hmm.support.rows.int()
-    tensors["support_row_of_word"] = hmm.support.row_of_word.int()
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-
-
-_SHAPES = {
-    "log_init": "Z",
-    "log_emit": "VK",
-    "support_rows": "RK",
-    "support_row_of_word": "V",
-    "log_trans": "ZZ",
-    "trans_left": "ZH",
-    "trans_right": "ZH",
-    "trans_log_norm": "Z",
-}
-"""The tensors of a model's file; letters that are the same are sizes that are."""
-
-
-def _hmm_from(path: Path, tensors: dict[str, Tensor]) -> HMM:
-    factors = {"trans_left", "trans_right", "trans_log_norm"}
-    dense = set(_SHAPES) - factors
-    if set(tensors) not in (dense, set(_SHAPES) - {"log_trans"}):
-        raise InputError(
-            f"{path} holds {', '.join(sorted(tensors)) or 'nothing'}, but a model of this library "
-            f"holds {', '.join(sorted(dense))}, or factors instead of log_trans; give a folder "
-            f"written by hmmlm."
-        )
-    _check_tensors(path, tensors)
-    if "log_trans" in tensors:
-        transitions = Dense(tensors["log_trans"])
-    else:
-        names = ("trans_left", "trans_right", "trans_log_norm")
-        transitions = Factored(*(tensors[name] for name in names))
-    support = Support(
-        tensors["support_rows"].long(),
-        tensors["support_row_of_word"].long(),
-        tensors["log_init"].shape[0],
-    )
-    try:
-        return HMM(tensors["log_init"], transitions, tensors["log_emit"], support).validate()
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
-
-
-def _check_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    sizes: dict[str, int] = {}
-    dtype = tensors["log_init"].dtype
-    for name, tensor in tensors.items():
-        if name.startswith("support"):
-            fits = tensor.dtype in (torch.int32, torch.int64)
-        else:
-            fits = tensor.dtype == dtype and tensor.is_floating_point()
-        fits = fits and tensor.ndim == len(_SHAPES[name])
-        for letter, size in zip(_SHAPES[name], tensor.shape, strict=False):
-            fits = fits and sizes.setdefault(letter, size) == size
-        if not fits:
-            raise InputError(
-                f"{path}: {name} is {str(tensor.dtype).removeprefix('torch.')} of shape "
-                f"{tuple(tensor.shape)}, which does not fit the other tables; copy or train the "
-                f"model again."
-            )
-
-
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     if not folder.exists():
@@ -401,19 +326,3 @@ def _read_config(folder: Path) -> dict[str, Any]:
             f"written by hmmlm."
         )
     return config
-
-
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        with path.open("rb"):
-            pass
-        return load_file(path)
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be read: {error.strerror or error}; copy the model's folder again as a "
-            f"whole."
-        ) from None
-    except SafetensorError as error:
-        raise InputError(
-            f"{path} is not a whole safetensors file ({error}); copy or train the model again."
-        ) from error

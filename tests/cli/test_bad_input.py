@@ -112,7 +112,7 @@ def test_a_prompt_that_is_not_utf_8(refused, command):
 
 def test_a_vocabulary_that_would_be_empty(refused):
     message = refused("prepare", "text.txt", "--min-count=100000", "--out=new")
-    assert message.startswith("no word of the text occurs 100,000 times or more")
+    assert message.startswith("No word of the text occurs 100,000 times or more")
 
 
 @pytest.mark.parametrize(

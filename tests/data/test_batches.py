@@ -107,12 +107,12 @@ def test_impossible_positions_are_refused(kind):
     batches = kind(array(40), 2, 5)
     with pytest.raises(
         InputError,
-        match=rf"^the position is batch 99 of epoch 0 but an epoch has {batches.num_batches} batch"
+        match=rf"^The position is batch 99 of epoch 0 but an epoch has {batches.num_batches} batch"
         r"es here; resume with the same text, batch size and length\.$",
     ):
         batches.position = {"epoch": 0, "batch": 99}
     for position in ({"epoch": -1, "batch": 0}, {"epoch": 0, "batch": -1}):
-        with pytest.raises(InputError, match=r"^the position is batch"):
+        with pytest.raises(InputError, match=r"^The position is batch"):
             batches.position = position
 
 
@@ -122,7 +122,7 @@ def test_impossible_sizes_are_refused(kind):
         kind(array(9), 0, 5)
     with pytest.raises(InputError, match=r"^length is -1 but must be at least 1\.$"):
         kind(array(9), 2, -1)
-    with pytest.raises(InputError, match=r"^there are no tokens to make batches of; give some te"):
+    with pytest.raises(InputError, match=r"^There are no tokens to make batches of; give some te"):
         kind(TokenArray.from_ids([], eos_id=EOS), 2, 5)
 
 

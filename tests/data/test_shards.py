@@ -108,7 +108,7 @@ def test_ids_in_memory_slice_like_a_list(ids, a, b):
 
 def test_wrong_uses_of_a_token_array_are_refused():
     tokens = TokenArray.from_ids([0, 1, 2], eos_id=1)
-    with pytest.raises(InputError, match=r"^a slice of tokens has step 1, not 2\.$"):
+    with pytest.raises(InputError, match=r"^A slice of tokens has step 1, not 2\.$"):
         tokens[::2]
     with pytest.raises(IndexError, match=r"^index 3 is outside 3 tokens$"):
         tokens[3]
@@ -162,7 +162,7 @@ def test_other_system_errors_pass_through(tmp_path):
 
 
 def test_bad_arguments_are_refused(tmp_path):
-    with pytest.raises(InputError, match=r"^the split 'valid' has no text; give it at least one l"):
+    with pytest.raises(InputError, match=r"^The split 'valid' has no text; give it at least one l"):
         write_corpus(tmp_path / "c", TOKENIZER, {"train": TRAIN, "valid": []})
     with pytest.raises(InputError, match=r"^shard_tokens is 0 but must be at least 1\.$"):
         write(tmp_path / "c", shard_tokens=0)

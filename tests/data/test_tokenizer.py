@@ -51,7 +51,7 @@ def test_min_count_and_max_size_bound_the_vocabulary():
     [
         ({"min_count": 0}, r"^min_count is 0 but must be at least 1\.$"),
         ({"max_size": 2}, r"^max_size is 2 but must be at least 3: <unk>, <eos> and one word\.$"),
-        ({"min_count": 9}, r"^no word of the text occurs 9 times or more, .* a lower min_count\.$"),
+        ({"min_count": 9}, r"^No word of the text occurs 9 times or more, .* a lower min_count\.$"),
     ],
 )
 def test_words_refuses_impossible_options(options, message):
@@ -119,7 +119,7 @@ def test_unknown_ids_and_tokens_are_refused():
     for call in (tokenizer.token, lambda i: tokenizer.decode([i])):
         with pytest.raises(InputError, match=message):
             call(1000)
-        with pytest.raises(InputError, match="the id -1 is outside"):
+        with pytest.raises(InputError, match="The id -1 is outside"):
             call(-1)
     with pytest.raises(InputError, match=r"^'dog' is not one of the 8 tokens of this vocabulary"):
         tokenizer.id("dog")
@@ -230,9 +230,9 @@ def test_truncated_and_foreign_files_are_refused(tmp_path):
 
 def test_text_that_cannot_be_encoded_is_refused(tmp_path):
     path = foreign(["<eos>", "a"], unk="missing", tmp_path=tmp_path)
-    with pytest.raises(InputError, match=r"^the tokenizer cannot encode this text: .*UNK"):
+    with pytest.raises(InputError, match=r"^The tokenizer cannot encode this text: .*UNK"):
         Tokenizer.load(path).encode("b")
-    with pytest.raises(InputError, match=r"^the tokenizer cannot encode this text: "):
+    with pytest.raises(InputError, match=r"^The tokenizer cannot encode this text: "):
         Tokenizer.words(LINES).encode("\udc80")
 
 

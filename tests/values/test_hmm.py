@@ -134,3 +134,18 @@ def test_tables_of_other_types_are_refused() -> None:
         HMM.from_tables(*(table.half() for table in UNIFORM))
     with pytest.raises(ValueError, match=r"float32, float64 but must all be"):
         HMM.from_tables(UNIFORM[0].double(), *UNIFORM[1:])
+
+
+@pytest.mark.parametrize("kind", ["dense", "factored"])
+def test_long_run_frequencies_do_not_change(kind: str) -> None:
+    hmm = make_hmm("blocks", kind)
+    table = hmm.transitions.rows(0, hmm.num_states).exp()
+    use = hmm.long_run()
+    torch.testing.assert_close(use @ table, use, rtol=0, atol=1e-6)
+    assert float(use.sum()) == pytest.approx(1)
+
+
+def test_long_run_of_a_chain_that_goes_round_in_circles() -> None:
+    log_trans = torch.eye(3).roll(1, 1).log()
+    hmm = HMM.from_tables(torch.tensor([1.0, 0, 0]).log(), log_trans, torch.zeros(3, 1))
+    torch.testing.assert_close(hmm.long_run(), torch.full((3,), 1 / 3), rtol=0, atol=1e-5)

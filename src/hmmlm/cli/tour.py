@@ -98,14 +98,8 @@ def _compare(corpus: Any, model: Any) -> dict[str, float]:
 
 
 def _ask(model: Any) -> None:
-    import torch
-
-    # The states used most, by the chain's own long-run frequencies.
-    use = torch.full((model.hmm.num_states,), 1 / model.hmm.num_states)
-    for _ in range(100):
-        use = use @ model.hmm.transitions.rows(0, model.hmm.num_states).exp()
     # Many states are one word each; those that share words show what the model has learnt.
-    often = use.sort(descending=True).indices.tolist()
+    often = model.hmm.long_run().sort(descending=True).indices.tolist()
     often = [state for state in often if model.top_words(state, k=1)[0][1] < 0.5][:10]
     say("by their most probable words", heading=f"4. {len(often)} states")
     say_states(model, often)

@@ -38,7 +38,7 @@ class _Batches:
             if value < 1:
                 raise InputError(f"{name} is {value:,} but must be at least 1.")
         if not len(tokens):
-            raise InputError("there are no tokens to make batches of; give some text.")
+            raise InputError("There are no tokens to make batches of; give some text.")
         self.tokens = tokens
         self.batch_size = batch_size
         self.length = length
@@ -54,7 +54,7 @@ class _Batches:
         epoch, batch = position["epoch"], position["batch"]
         if epoch < 0 or not 0 <= batch <= self.num_batches:
             raise InputError(
-                f"the position is batch {batch:,} of epoch {epoch:,} but an epoch has "
+                f"The position is batch {batch:,} of epoch {epoch:,} but an epoch has "
                 f"{self.num_batches:,} batches here; resume with the same text, batch size and "
                 "length."
             )

@@ -54,7 +54,7 @@ class TokenArray:
             return int(self[index : index + 1][0])
         start, stop, step = key.indices(len(self))
         if step != 1:
-            raise InputError(f"a slice of tokens has step 1, not {step}.")
+            raise InputError(f"A slice of tokens has step 1, not {step}.")
         found = [np.empty(0, dtype=np.int64)]
         part = int(np.searchsorted(self._ends, start, side="right"))
         while start < stop:
@@ -218,7 +218,7 @@ def _write_split(
             if progress is not None:
                 progress(name, tokens)
     if not tokens:
-        raise InputError(f"the split {name!r} has no text; give it at least one line.")
+        raise InputError(f"The split {name!r} has no text; give it at least one line.")
     return {"tokens": tokens, "sentences": sentences, "unknown": unknown, "shards": shards}
 
 

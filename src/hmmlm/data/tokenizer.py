@@ -64,7 +64,7 @@ class Tokenizer:
         kept = [(-n, w) for w, n in counts.items() if n >= min_count and w not in _WORD_SPECIALS]
         if not kept:
             raise InputError(
-                f"no word of the text occurs {min_count:,} times or more, so the vocabulary "
+                f"No word of the text occurs {min_count:,} times or more, so the vocabulary "
                 "would be empty; give more text or a lower min_count."
             )
         words = [*_WORD_SPECIALS, *(word for _, word in sorted(kept))][:max_size]
@@ -165,7 +165,7 @@ class Tokenizer:
         try:
             return self._backend.encode_batch_fast(lines, add_special_tokens=add_special_tokens)
         except Exception as error:  # tokenizers raises bare Exception
-            raise InputError(f"the tokenizer cannot encode this text: {error}.") from error
+            raise InputError(f"The tokenizer cannot encode this text: {error}.") from error
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of `ids`: each `<eos>` ends a line, the last one adds nothing.
@@ -210,7 +210,7 @@ class Tokenizer:
     def _check(self, id: int) -> None:
         if not 0 <= id < self.vocab_size:
             raise InputError(
-                f"the id {id:,} is outside this vocabulary, which ends at "
+                f"The id {id:,} is outside this vocabulary, which ends at "
                 f"{self.vocab_size - 1:,}; use the tokenizer that the ids were made with."
             )
 
