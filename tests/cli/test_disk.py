@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
-import hmmlm.model
+import hmmlm.hmm_file
 import hmmlm.storage
 from commands import SOURCE, tree
 from hmmlm.errors import InputError
@@ -142,7 +142,7 @@ def test_weights_that_do_not_fit_the_disk(place, monkeypatch):
         Path(path).write_bytes(b"half")
         raise SafetensorError("Error: IoError(Os { code: 28, message: 'No space left on device' })")
 
-    monkeypatch.setattr(hmmlm.model, "save_file", fail)
+    monkeypatch.setattr(hmmlm.hmm_file, "save_file", fail)
     before = tree(place)
     with pytest.raises(InputError, match=r"The disk is full while writing a/b/new \(No space left"):
         Model.load("model").save("a/b/new")

@@ -113,7 +113,7 @@ def test_decode_makes_eos_a_line_end():
 def test_unknown_ids_and_tokens_are_refused():
     tokenizer = Tokenizer.words(LINES)
     message = (
-        r"^the id 1,000 is outside this vocabulary, which ends at 7; use the tokenizer that the "
+        r"^The id 1,000 is outside this vocabulary, which ends at 7; use the tokenizer that the "
         r"ids were made with\.$"
     )
     for call in (tokenizer.token, lambda i: tokenizer.decode([i])):

@@ -19,7 +19,7 @@ from hmmlm.inference.evidence import (
     write_states,
 )
 from hmmlm.inference.gradients import without_gradient
-from hmmlm.inference.recursion import Backward, DenseScaled, Forward, Stepwise
+from hmmlm.inference.recursion import SUMMED, Backward, DenseScaled, Forward, Stepwise
 from hmmlm.inference.scan import SCAN, Scan
 from hmmlm.ops.links import CountSums, gather
 from hmmlm.results import Belief, Counts, FactoredCounts, StateProbs
@@ -69,7 +69,7 @@ def counts(
     They are constants, and the gradient of the summed log evidence with respect to
     `hmm.fields()`. O(T K^2) time per row; O(sqrt(T) K) memory per row, in which forward messages
     are made a second time from checkpoints, or all of them where that is little. Summed in
-    float64, whatever the dtype.
+    float64 where there are many.
     """
     chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id, restart=restart)
     name, _ = choose(implementation)
@@ -131,7 +131,7 @@ def chain_counts(chain: Chain, name: str, weights: Float[Tensor, " B"] | None = 
 
 
 def _counts(chain: Chain, name: str, weights: Float[Tensor, " B"]) -> tuple[Counts, LastMessage]:
-    """The counts in float64."""
+    """The counts in the type they were summed in."""
     passes = recursion(chain, name)
     whole = chain.dense or any(chain.wide)
     width = chain.hmm.num_states if whole else chain.hmm.support.width
@@ -162,7 +162,7 @@ def _counts(chain: Chain, name: str, weights: Float[Tensor, " B"]) -> tuple[Coun
         rows = low.nonzero().flatten()
         redone, final_redone = _counts(*chain.widened(rows), weights[rows])
         for total, more in zip(sums.fields(), redone.fields(), strict=True):
-            total += more
+            total += more.to(total.dtype)
         evidence[rows] = redone.log_evidence
         final.replace(rows, final_redone)
     return sums._replace(log_evidence=evidence), final
@@ -177,9 +177,11 @@ def _backward_counts(
     times: Float[Tensor, " B"],
 ) -> tuple[Counts, Bool[Tensor, " B"]]:
     """The backward pass over all stretches, last first, adding up each row so many times."""
-    sums = CountSums(chain.hmm.transitions)
+    # In float32 a count stands still once it is 2^24 times what is added to it.
+    dtype = torch.float64 if chain.active.numel() > 2 * SUMMED else chain.hmm.dtype
+    sums = CountSums(chain.hmm.transitions, dtype)
     init = torch.zeros_like(chain.hmm.log_init, dtype=torch.float64)
-    emit = torch.zeros_like(chain.hmm.log_emit, dtype=torch.float64)
+    emit = torch.zeros_like(chain.hmm.log_emit, dtype=dtype)
     low = torch.zeros_like(times, dtype=torch.bool)
     back = None
     for number in range(len(parts) - 1, -1, -1):
@@ -219,16 +221,16 @@ def _add_states(
         init += posteriors[starts].sum(0, dtype=torch.float64)
         return
     for step in range(start, stop):
-        posterior = backward.posteriors[step - start].double()
+        posterior = backward.posteriors[step - start].to(emit.dtype)
         if weighted:
-            posterior *= times[:, None]
+            posterior = posterior * times[:, None]
         states, tokens = chain.states(step), chain.tokens[:, step].clamp(min=0)
         here, fresh = seen[:, step - start], starts[:, step - start]
         if states is None:
-            init += posterior[fresh].sum(0)
+            init += posterior[fresh].sum(0, dtype=init.dtype)
         else:
             values = torch.where(states[fresh] >= 0, posterior[fresh], 0.0)
-            init.index_add_(0, states[fresh].clamp(min=0).flatten(), values.flatten())
+            init.index_add_(0, states[fresh].clamp(min=0).flatten(), values.flatten().double())
         if states is None and not chain.dense:
             posterior = gather(posterior, chain.hmm.support.states_of(tokens), 0.0)
-        emit.index_add_(0, tokens[here], posterior[here])
+        emit.index_add_(0, tokens[here], posterior[here].to(emit.dtype))

@@ -135,14 +135,12 @@ def gather(
 class CountSums:
     """Expected transitions being summed: a table for `Dense`, three factors for `Factored`.
 
-    The sums are float64: in float32 a count stands still once it is 2^24 times what is added.
+    The sums are of type `dtype`.
     """
 
-    def __init__(self, transitions: Transitions) -> None:
+    def __init__(self, transitions: Transitions, dtype: torch.dtype) -> None:
         self.transitions = transitions
-        self.fields = tuple(
-            torch.zeros_like(field, dtype=torch.float64) for field in transitions.fields()
-        )
+        self.fields = tuple(torch.zeros_like(field, dtype=dtype) for field in transitions.fields())
 
     def add_tile(
         self,
@@ -155,7 +153,7 @@ class CountSums:
         if isinstance(self.transitions, Dense):
             (total,) = self.fields
             cells = sources[:, :, None] * total.shape[1] + destinations[:, None, :]
-            total.view(-1).index_add_(0, cells.flatten(), tile_counts.flatten().double())
+            total.view(-1).index_add_(0, cells.flatten(), tile_counts.flatten().to(total.dtype))
             return
         left, right, log_norm = self.fields
         factors_right = self.transitions.right[destinations]  # (B, L, H)
@@ -163,9 +161,9 @@ class CountSums:
         width = left.shape[1]
         from_left = (tile_counts @ factors_right).reshape(-1, width)
         from_right = (tile_counts.transpose(1, 2) @ factors_left).reshape(-1, width)
-        left.index_add_(0, sources.flatten(), from_left.double())
-        right.index_add_(0, destinations.flatten(), from_right.double())
-        log_norm.index_add_(0, sources.flatten(), -tile_counts.sum(2).flatten().double())
+        left.index_add_(0, sources.flatten(), from_left.to(left.dtype))
+        right.index_add_(0, destinations.flatten(), from_right.to(left.dtype))
+        log_norm.index_add_(0, sources.flatten(), -tile_counts.sum(2).flatten().to(left.dtype))
 
     def add_rows(self, rows: slice, row_counts: Float[Tensor, "N Z"]) -> None:
         """Adds counts from a group of sources to all states."""

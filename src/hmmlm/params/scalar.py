@@ -1,11 +1,13 @@
 """The plainest parameterisation: one logit per cell of every table."""
 
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hmmlm.errors import InputError
-from hmmlm.hmm import HMM, log_sum_by_state
+from hmmlm.hmm import HMM
+from hmmlm.params.features import emission_table, log_word_probs
 from hmmlm.support import Support
 from hmmlm.transitions import Dense
 
@@ -37,7 +39,7 @@ class Scalar(nn.Module):
         self.trans_logits = nn.Parameter(noise(states, states))
         emit = noise(*shape)
         if word_probs is not None:
-            emit = emit + _log_word_probs(word_probs, shape[0]).to(dtype)[:, None]
+            emit = emit + log_word_probs(word_probs, shape[0]).to(dtype)[:, None]
         self.emit_logits = nn.Parameter(emit)
 
     def forward(
@@ -54,22 +56,28 @@ class Scalar(nn.Module):
             # `restrict` normalises every row anew, so it takes logits as well as probabilities.
             logits = HMM(self.init_logits, Dense(self.trans_logits), emit, self.support)
             return logits.restrict(states, carried)
-        ids = self.support.rows[self.support.row_of_word]  # (V, K)
-        # Padding goes into no state's sum; its logits stay finite until the end, for the gradient.
-        norm = log_sum_by_state(emit, self.support)
-        log_emit = torch.where(ids >= 0, emit - norm[ids.clamp(min=0)], -torch.inf)
         return HMM(
             torch.log_softmax(self.init_logits, -1),
             Dense(torch.log_softmax(self.trans_logits, -1)),
-            log_emit,
+            emission_table(emit, self.support),
             self.support,
         )
 
 
-def _log_word_probs(word_probs: Tensor, vocab_size: int) -> Tensor:
-    if word_probs.shape != (vocab_size,) or not bool((word_probs > 0).all()):
-        raise InputError(
-            f"word_probs must be {vocab_size:,} positive numbers, one per word; got shape "
-            f"{tuple(word_probs.shape)} with smallest {float(word_probs.min()):.3g}."
+@dataclass(frozen=True)
+class Settings:
+    """`scale` is the standard deviation of the logits at the start."""
+
+    scale: float = 1.0
+
+    def build(
+        self,
+        support: Support,
+        *,
+        word_probs: Float[Tensor, " V"] | None = None,
+        generator: torch.Generator,
+        dtype: torch.dtype = torch.float32,
+    ) -> Scalar:
+        return Scalar(
+            support, scale=self.scale, word_probs=word_probs, generator=generator, dtype=dtype
         )
-    return (word_probs / word_probs.sum()).log()

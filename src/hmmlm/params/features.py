@@ -1,0 +1,197 @@
+"""From features of states to tables: what the low-rank and neural parameterisations share."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hmmlm.errors import InputError
+from hmmlm.hmm import HMM, log_sum_by_state
+from hmmlm.ops.cells import Tiling, cell_products
+from hmmlm.ops.normaliser import log_normaliser
+from hmmlm.support import Support
+from hmmlm.transitions import Dense, Factored
+
+ROLES = ("start", "source", "destination", "emit")
+"""What a state's features are for: to be first, to be left, to be entered, to emit."""
+
+
+class Features(nn.Module):
+    """Tables of an HMM as products of features that each state has for each role.
+
+    p(z' | z) is the softmax of source(z) . destination(z'), p(x | z) that of emit(z) . words(x)
+    (+ a bias for each word) over the words of z, and p(z1) that of start(z) . a vector. A role's
+    features are its network's answer to its state embeddings; roles without a network of their own
+    use their embeddings as they are. A table named in `free` has a logit per cell instead.
+
+    `embeddings` maps a role, or "all", to what gives its embeddings: a module from state ids
+    (None for all) to (S, H). `networks` likewise; one that is `whole` must see all states at once.
+    The start has its own features if it has a network, and those of the destination if not.
+    """
+
+    def __init__(
+        self,
+        support: Support,
+        width: int,
+        *,
+        embeddings: Mapping[str, nn.Module],
+        networks: Mapping[str, nn.Module],
+        heads: Mapping[str, nn.Module] | None = None,
+        free: tuple[str, ...] = (),
+        bias: bool,
+        start_bias: bool = False,
+        word_probs: Float[Tensor, " V"] | None = None,
+        scale: float,
+        generator: torch.Generator,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.support, self.width, self.free = support, width, free
+        self.tiling = Tiling(support.row_of_word)
+        self.embeddings = nn.ModuleDict(dict(embeddings))
+        self.networks = nn.ModuleDict(dict(networks))
+        self.heads = nn.ModuleDict(dict(heads or {}))
+        states, words = support.num_states, support.vocab_size
+
+        def noise(*size: int, width: float = scale) -> nn.Parameter:
+            return nn.Parameter(width * torch.randn(size, generator=generator, dtype=dtype))
+
+        if "start" in free:
+            self.init_logits = noise(states)
+        else:
+            self.start = noise(width, width=1 / math.sqrt(width))
+            # A softmax does not see it; some published models have it.
+            self.start_bias = nn.Parameter(torch.zeros((), dtype=dtype)) if start_bias else None
+        if "trans" in free:
+            self.trans_logits = noise(states, states)
+        unigram = None if word_probs is None else log_word_probs(word_probs, words).to(dtype)
+        if "emit" in free:
+            shift = 0 if unigram is None else unigram[:, None]
+            self.emit_logits = nn.Parameter(noise(words, support.width).detach() + shift)
+            self.word_bias = None
+        else:
+            limit = 1 / math.sqrt(width)
+            table = torch.rand(words, width, generator=generator, dtype=dtype)
+            self.words = nn.Parameter((2 * table - 1) * limit)
+            start = torch.zeros(words, dtype=dtype) if unigram is None else unigram
+            self.word_bias = nn.Parameter(start) if bias else None
+
+    def forward(
+        self, states: Int[Tensor, " S"] | None = None, carried: Int[Tensor, " C"] | None = None
+    ) -> HMM:
+        """The HMM on all states, or on a subset, each distribution normalised over what is kept.
+
+        `carried` are further states that belief may come from. O(S^2 H + V K H) time.
+        """
+        device = next(self.parameters()).device
+        if self.support.rows.device != device:
+            self.support, self.tiling = self.support.to(device), self.tiling.to(device)
+        support, sources = self.support, None
+        if states is not None:
+            states = states.to(device)
+            support = support.restrict(states)
+            extra = states[:0] if carried is None else carried.to(device)
+            sources = torch.cat([states, extra[~torch.isin(extra, states)]])
+        features = _Answers(self, sources, support.num_states)
+        return HMM(
+            self._init(features, states),
+            self._transitions(features, states, sources),
+            self._emissions(features, states, support),
+            support,
+            states,
+            sources,
+        )
+
+    def _init(self, features: "_Answers", states: Tensor | None) -> Float[Tensor, " S"]:
+        if "start" in self.free:
+            logits = self.init_logits if states is None else self.init_logits[states]
+        else:
+            own = any("start" in part for part in (self.embeddings, self.networks, self.heads))
+            role = "start" if own else "destination"
+            logits = features(role) @ self.start
+            if self.start_bias is not None:
+                logits = logits + self.start_bias
+        return torch.log_softmax(logits, 0)
+
+    def _transitions(
+        self, features: "_Answers", states: Tensor | None, sources: Tensor | None
+    ) -> Dense | Factored:
+        if "trans" in self.free:
+            logits = self.trans_logits
+            if states is not None and sources is not None:
+                logits = logits[sources][:, states]
+            return Dense(torch.log_softmax(logits, 1))
+        left, right = features("source"), features("destination")
+        return Factored(left, right, log_normaliser(left, right))
+
+    def _emissions(
+        self, features: "_Answers", states: Tensor | None, support: Support
+    ) -> Float[Tensor, "V K"]:
+        if "emit" in self.free:
+            logits = self.emit_logits
+            if states is not None:
+                logits = _kept_slots(logits, self.support, states, support.width)
+        else:
+            logits = cell_products(features("emit"), self.words, support.rows, self.tiling)
+            if self.word_bias is not None:
+                logits = logits + self.word_bias[:, None]
+        return emission_table(logits, support)
+
+
+class _Answers:
+    """The features of the roles at some states, each network asked once."""
+
+    def __init__(self, model: Features, sources: Tensor | None, num_states: int) -> None:
+        self.model, self.sources, self.num_states = model, sources, num_states
+        self.answers: dict[tuple[str, str], Tensor] = {}
+
+    def __call__(self, role: str) -> Float[Tensor, "S H"]:
+        """Those of the states; of the source role, also of the states that are carried."""
+        model = self.model
+        table = role if role in model.embeddings else "all"
+        name = role if role in model.networks else "all"
+        if (table, name) not in self.answers:
+            self.answers[table, name] = self._ask(table, name)
+        answer = self.answers[table, name]
+        if role in model.heads:
+            answer = model.heads[role](answer)
+        return answer if role == "source" else answer[: self.num_states]
+
+    def _ask(self, table: str, name: str) -> Tensor:
+        embeddings = self.model.embeddings[table]
+        if name not in self.model.networks:
+            return embeddings(self.sources)
+        network = self.model.networks[name]
+        if not getattr(network, "whole", False):
+            return network(embeddings(self.sources))
+        answer = network(embeddings(None))
+        return answer if self.sources is None else answer[self.sources]
+
+
+def emission_table(logits: Float[Tensor, "V K"], support: Support) -> Float[Tensor, "V K"]:
+    """log p(x | z) by word, from logits; normalised over each state's words, -inf in padding."""
+    ids = support.rows[support.row_of_word]  # (V, K)
+    # Padding goes into no state's sum; its logits stay finite until the end, for the gradient.
+    norm = log_sum_by_state(logits, support)
+    return torch.where(ids >= 0, logits - norm[ids.clamp(min=0)], -torch.inf)
+
+
+def log_word_probs(word_probs: Tensor, vocab_size: int) -> Float[Tensor, " V"]:
+    """The logarithm of a distribution over words, after checking it."""
+    if word_probs.shape != (vocab_size,) or not bool((word_probs > 0).all()):
+        raise InputError(
+            f"word_probs must be {vocab_size:,} positive numbers, one per word; got shape "
+            f"{tuple(word_probs.shape)} with smallest {float(word_probs.min()):.3g}."
+        )
+    return (word_probs / word_probs.sum()).log()
+
+
+def _kept_slots(
+    logits: Float[Tensor, "V K"], support: Support, states: Int[Tensor, " S"], width: int
+) -> Float[Tensor, "V L"]:
+    """The cells of the states that are kept, moved left over those that go."""
+    gone = ~torch.isin(support.rows, states)
+    order = torch.sort(gone.to(torch.uint8), dim=1, stable=True).indices[:, :width]
+    return logits.gather(1, order[support.row_of_word])

@@ -1,0 +1,245 @@
+"""What must hold of every parameterisation."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hmmlm import inference
+from hmmlm.data.batches import Batch
+from hmmlm.errors import InputError
+from hmmlm.hmm import HMM
+from hmmlm.params import lowrank, mlp, scalar, transformer
+from hmmlm.params.dropout import keep_states
+from hmmlm.support import Support
+from hmmlm.train.loop import TrainSettings, loss, train
+
+SUPPORTS = {
+    "dense": lambda: Support.dense(7, 5),
+    "blocks": lambda: Support.from_clusters([0, 1, 1, 0, 2, 2, 0], [2, 1, 2]),
+    "uniform": lambda: Support.uniform(7, 5, 3, torch.Generator().manual_seed(0)),
+    "ragged": lambda: Support.ragged([[0], [1, 2], [4, 3, 0], [2], [0, 1, 2, 3, 4], [3], [1]], 5),
+}
+SETTINGS = {
+    "scalar": scalar.Settings(),
+    "lowrank": lowrank.Settings(width=3, scale=1.0),
+    "one table": lowrank.Settings(width=3, shared=True, scale=1.0),
+    "factored emissions": lowrank.Settings(width=3, factor_trans=False, factor_init=False),
+    "factored transitions": lowrank.Settings(width=3, factor_emit=False, bias=False),
+    "factored start": lowrank.Settings(width=3, factor_trans=False, factor_emit=False),
+    "released mlp": mlp.Settings(width=4),
+    "paper's mlp": mlp.Settings(width=4, destination=True, start="linear", bias=False),
+    "split mlp": mlp.Settings(width=4, split=True, layers=1, skip=False, layer_norm=False),
+    "monolithic mlp": mlp.Settings(width=4, monolithic=True, destination=True),
+    "monolithic split": mlp.Settings(width=4, monolithic=True, split=True, relu=False),
+    "transformer": transformer.Settings(width=4, heads=2, depth=2),
+    "three transformers": transformer.Settings(width=4, heads=2, depth=1, monolithic=False),
+}
+COMPOSED = {
+    "composed lowrank": lowrank.Settings(width=4, composed=True),
+    "composed mlp": mlp.Settings(width=4, composed=True),
+    "composed transformer": transformer.Settings(width=4, heads=2, composed=True),
+}
+ALL = {**SETTINGS, **COMPOSED}
+PAIRS = [(s, p) for s in SUPPORTS for p in ALL if s in ("dense", "blocks") or p in SETTINGS]
+TEXT = torch.tensor([[0, 3, 2, 6, 1], [5, 2, 4, 0, 3]])
+
+
+def build(support: str | Support, name: str, **changes) -> nn.Module:
+    support = SUPPORTS[support]() if isinstance(support, str) else support
+    generator = torch.Generator().manual_seed(1)
+    return ALL[name].build(support, **{"generator": generator, "dtype": torch.float64, **changes})
+
+
+def same(a: HMM, b: HMM) -> None:
+    table_a, table_b = (h.transitions.rows(0, h.transitions.num_sources) for h in (a, b))
+    torch.testing.assert_close(a.log_init, b.log_init, rtol=0, atol=1e-12)
+    torch.testing.assert_close(table_a, table_b, rtol=0, atol=1e-12)
+    torch.testing.assert_close(a.log_emit, b.log_emit, rtol=0, atol=1e-12)
+    assert torch.equal(a.support.rows, b.support.rows)
+
+
+@pytest.mark.parametrize(("support", "name"), PAIRS)
+def test_rows_sum_to_one(support: str, name: str) -> None:
+    build(support, name)().validate()
+
+
+@pytest.mark.parametrize(("support", "name"), PAIRS)
+@pytest.mark.parametrize("carried", [None, [1, 3]])
+def test_a_subset_is_the_whole_restricted_and_renormalised(
+    support: str, name: str, carried: list[int] | None
+) -> None:
+    model, states = build(support, name), torch.tensor([4, 0, 3])
+    extra = None if carried is None else torch.tensor(carried)
+    part, whole = model(states, extra), model().restrict(states, extra)
+    same(part, whole)
+    assert torch.equal(part.state_ids, whole.state_ids)
+    assert torch.equal(part.source_ids, whole.source_ids)
+
+
+@pytest.mark.parametrize(("support", "name"), PAIRS)
+@pytest.mark.parametrize("subset", [False, True])
+def test_the_gradient_of_the_loss_against_finite_differences(
+    support: str, name: str, subset: bool
+) -> None:
+    model = build(support, name)
+    states = torch.tensor([0, 2, 3, 4]) if subset else None
+    tokens = TEXT
+    if subset:  # words that are left with a state
+        named = (model(states).support.states_of(torch.arange(7)) >= 0).any(1)
+        words = named.nonzero().flatten()
+        tokens = words[TEXT % len(words)]
+
+    def value() -> Tensor:
+        return loss(model(states), tokens)
+
+    def number() -> float:
+        with torch.no_grad():
+            return float(value())
+
+    value().backward()
+    generator = torch.Generator().manual_seed(2)
+    checked = 0
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        flat = parameter.detach().view(-1)
+        for at in torch.randint(len(flat), (3,), generator=generator).tolist():
+            kept = float(flat[at])
+            sides = []
+            for step in (1e-5, -1e-5):
+                flat[at] = kept + step
+                sides.append(number())
+            flat[at] = kept
+            slope = (sides[0] - sides[1]) / 2e-5
+            assert float(parameter.grad.view(-1)[at]) == pytest.approx(slope, rel=1e-5, abs=2e-9)
+            checked += 1
+    assert checked >= 9
+
+
+@pytest.mark.parametrize("name", ["scalar", "lowrank", "released mlp", "transformer"])
+def test_a_planted_model_is_recovered(name: str) -> None:
+    """Three states that speak of three pairs of words, in a cycle: the loss comes to its best."""
+    trans = torch.full((3, 3), 0.05) + 0.85 * torch.eye(3).roll(1, 1)
+    emit = torch.full((3, 6), 0.0125)
+    for state in range(3):
+        emit[state, 2 * state : 2 * state + 2] = 0.475
+    planted = HMM.from_tables(torch.full((3,), 1 / 3).log(), trans.log(), emit.log())
+    planted = planted.to(dtype=torch.float64)
+    text = inference.sample(
+        planted, length=50, num_samples=64, generator=torch.Generator().manual_seed(0)
+    ).tokens
+    restart = torch.zeros_like(text, dtype=torch.bool)
+    batch = Batch(text, torch.full((64,), 50), restart, text.numel())
+    best = float(loss(planted, text))
+    settings = {"scalar": scalar.Settings(), "lowrank": lowrank.Settings(width=4)}
+    settings |= {"released mlp": mlp.Settings(width=16)}
+    settings |= {"transformer": transformer.Settings(width=16, depth=1)}
+    rate = {"scalar": 0.3, "transformer": 0.003}.get(name, 0.03)
+    model = settings[name].build(
+        Support.dense(6, 4), generator=torch.Generator().manual_seed(3), dtype=torch.float64
+    )
+    how = TrainSettings(epochs=200, learning_rate=rate, weight_decay=0.0)
+    *_, last = train(model, Once(batch), settings=how)
+    assert last.loss < best + 0.01
+    assert float(loss(model(), text)) > best - 0.05  # no further than four states can overfit
+
+
+class Once:
+    """An epoch of one batch."""
+
+    num_batches = 1
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+
+    def __iter__(self):
+        yield self.batch
+
+
+def test_parameters_of_the_released_model() -> None:
+    """|Z| * 256 + 3 * 132,096 + 257 + 257 * |V|: 11,355,153 on PTB at 2^15 states."""
+    words, states = 40, 128
+    support = Support.from_clusters(torch.arange(words) % 8, states // 8)
+    model = mlp.Settings().build(support, generator=torch.Generator())
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert count == states * 256 + 3 * 132_096 + 257 + 257 * words
+    assert (1 << 15) * 256 + 3 * 132_096 + 257 + 257 * 10_000 == 11_355_153
+
+
+def test_the_seed_alone_decides_the_start() -> None:
+    for name in ALL:
+        torch.manual_seed(0)
+        one = build("blocks", name)
+        torch.manual_seed(1)
+        two = build("blocks", name)
+        for a, b in zip(one.parameters(), two.parameters(), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_words_start_at_their_frequencies() -> None:
+    frequent = torch.tensor([0.4, 0.2, 0.1, 0.1, 0.1, 0.05, 0.05], dtype=torch.float64)
+    for settings in (lowrank.Settings(width=3, scale=1e-6), mlp.Settings(width=4, scale=1e-6)):
+        model = settings.build(
+            Support.dense(7, 5),
+            word_probs=frequent,
+            generator=torch.Generator().manual_seed(0),
+            dtype=torch.float64,
+        )
+        model.words.data.zero_()
+        torch.testing.assert_close(model().log_emit, frequent.log()[:, None].expand(7, 5))
+
+
+def test_settings_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(InputError, match="layers is 3 but must be 1 or 2"):
+        mlp.Settings(layers=3).build(Support.dense(7, 5), generator=torch.Generator())
+    with pytest.raises(InputError, match="start is 'warm' but must be 'network' or 'linear'"):
+        mlp.Settings(start="warm")
+    with pytest.raises(InputError, match="The width is 10, which 4 heads cannot share"):
+        transformer.Settings(width=10)
+    with pytest.raises(InputError, match="depth is 0 but must be at least 1"):
+        transformer.Settings(depth=0)
+    with pytest.raises(InputError, match="Composed embeddings need states in blocks"):
+        build("uniform", "composed mlp")
+    with pytest.raises(InputError, match="The width is 3 but composed embeddings need an even"):
+        lowrank.Settings(width=3, composed=True).build(
+            Support.dense(7, 5), generator=torch.Generator()
+        )
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.25, 0.5, 0.9])
+def test_dropout_keeps_a_fixed_number_of_each_block(rate: float) -> None:
+    support = Support.from_clusters(torch.arange(30) % 3, [8, 4, 1])
+    generator = torch.Generator().manual_seed(0)
+    wanted = {0.0: [8, 4, 1], 0.25: [6, 3, 1], 0.5: [4, 2, 1], 0.9: [1, 1, 1]}[rate]
+    times = torch.zeros(13)
+    for _ in range(400):
+        kept = keep_states(support, rate, generator)
+        times[kept] += 1
+        blocks = [int(torch.isin(row, kept).sum()) for row in support.rows]
+        assert blocks == wanted and kept.unique().numel() == kept.numel()
+    share = times / 400
+    for row, size in zip(support.rows, wanted, strict=True):
+        ids = row[row >= 0]
+        torch.testing.assert_close(
+            share[ids], torch.full((len(ids),), size / len(ids)), rtol=0, atol=0.12
+        )
+
+
+@pytest.mark.parametrize("name", ["uniform", "ragged"])
+def test_a_word_of_the_batch_that_would_lose_every_state_keeps_one(name: str) -> None:
+    support = SUPPORTS[name]()
+    generator = torch.Generator().manual_seed(0)
+    words, rescued = torch.tensor([[0, 2, -1], [5, 0, 6]]), 0
+    for _ in range(200):
+        kept = keep_states(support, 0.7, generator, words)
+        rescued += len(kept) > 2
+        left = support.restrict(kept).states_of(torch.tensor([0, 2, 5, 6]))
+        assert (left >= 0).any(1).all()
+        hmm = build(support, "lowrank")(kept)
+        assert torch.isfinite(inference.log_prob(hmm, words[words >= 0][None]).log_evidence).all()
+    assert rescued > 20
+
+
+@pytest.mark.parametrize("rate", [1.0, -0.1, 1.5])
+def test_dropout_that_keeps_no_state_is_refused(rate: float) -> None:
+    with pytest.raises(InputError, match=f"The state dropout is {rate} but must be at least 0"):
+        keep_states(Support.dense(3, 2), rate, torch.Generator())
