@@ -92,27 +92,19 @@ def test_the_gradient_of_the_loss_against_finite_differences(
     def value() -> Tensor:
         return loss(model(states), tokens)
 
-    def number() -> float:
-        with torch.no_grad():
-            return float(value())
-
     value().backward()
     generator = torch.Generator().manual_seed(2)
-    checked = 0
     for parameter in model.parameters():
         assert parameter.grad is not None
-        flat = parameter.detach().view(-1)
-        for at in torch.randint(len(flat), (3,), generator=generator).tolist():
-            kept = float(flat[at])
-            sides = []
-            for step in (1e-5, -1e-5):
-                flat[at] = kept + step
-                sides.append(number())
-            flat[at] = kept
-            slope = (sides[0] - sides[1]) / 2e-5
-            assert float(parameter.grad.view(-1)[at]) == pytest.approx(slope, rel=1e-5, abs=2e-9)
-            checked += 1
-    assert checked >= 9
+        direction = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+        sides = []
+        for step in (1e-5, -1e-5):
+            with torch.no_grad():
+                parameter += step * direction
+                sides.append(float(value()))
+                parameter -= step * direction
+        slope = (sides[0] - sides[1]) / 2e-5
+        assert float((parameter.grad * direction).sum()) == pytest.approx(slope, rel=1e-5, abs=5e-9)
 
 
 @pytest.mark.parametrize("name", ["scalar", "lowrank", "released mlp", "transformer"])
@@ -140,7 +132,9 @@ def test_a_planted_model_is_recovered(name: str) -> None:
     how = TrainSettings(epochs=200, learning_rate=rate, weight_decay=0.0)
     *_, last = train(model, Once(batch), settings=how)
     assert last.loss < best + 0.01
-    assert float(loss(model(), text)) > best - 0.05  # no further than four states can overfit
+    assert (
+        float(loss(model(), text).detach()) > best - 0.05
+    )  # no further than four states can overfit
 
 
 class Once:
