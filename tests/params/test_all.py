@@ -11,7 +11,8 @@ from hmmlm.hmm import HMM
 from hmmlm.params import lowrank, mlp, scalar, transformer
 from hmmlm.params.dropout import keep_states
 from hmmlm.support import Support
-from hmmlm.train.loop import TrainSettings, loss, train
+from hmmlm.train.loop import TrainSettings, train
+from hmmlm.train.loss import HmmLoss, loss
 
 SUPPORTS = {
     "dense": lambda: Support.dense(7, 5),
@@ -130,7 +131,7 @@ def test_a_planted_model_is_recovered(name: str) -> None:
         Support.dense(6, 4), generator=torch.Generator().manual_seed(3), dtype=torch.float64
     )
     how = TrainSettings(epochs=200, learning_rate=rate, weight_decay=0.0)
-    *_, last = train(model, Once(batch), settings=how)
+    *_, last = train(model, HmmLoss(model, model.support), Once(batch), settings=how)
     assert last.loss < best + 0.01
     assert (
         float(loss(model(), text).detach()) > best - 0.05

@@ -1,5 +1,6 @@
 import itertools
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from hmmlm.evaluate import HmmLM, evaluate
 from hmmlm.hmm import HMM
 from hmmlm.params.scalar import Scalar
 from hmmlm.support import Support
-from hmmlm.train.loop import Batches, Progress, TrainSettings, learning_rate, loss, train
+from hmmlm.train.loop import Batches, Progress, TrainSettings, learning_rate, train
+from hmmlm.train.loss import HmmLoss, loss
 from hmmlm.transitions import Dense, Factored
 
 EOS = 0
@@ -103,8 +105,13 @@ def nats_by_enumeration(hmm: HMM, tokens: Tensor, lengths: Tensor, reset_id: int
     return total
 
 
+def steps(model: nn.Module, batches: Batches, *, evaluate=None, **settings) -> Iterator[Progress]:
+    how = TrainSettings(**settings)
+    yield from train(model, HmmLoss(model, model.support), batches, settings=how, evaluate=evaluate)
+
+
 def run(model: nn.Module, batches: Batches, **settings) -> list[Progress]:
-    return list(train(model, batches, settings=TrainSettings(**settings)))
+    return list(steps(model, batches, **settings))
 
 
 @pytest.mark.parametrize("reset_id", [None, EOS])
@@ -179,9 +186,9 @@ def test_a_planted_hmm_is_recovered():
     model = scalar(Support.dense(7, 3), seed=1, dtype=torch.float32)
     before, true = nats(model()), nats(truth)
     assert before > true + 0.3
-    steps = run(model, batches, epochs=6, learning_rate=0.2, weight_decay=0.0)
+    seen = run(model, batches, epochs=6, learning_rate=0.2, weight_decay=0.0)
     assert nats(model()) < true + 0.015
-    assert steps[-1].loss < steps[0].loss - 0.3
+    assert seen[-1].loss < seen[0].loss - 0.3
     # Without the order of the words nothing under the entropy of single words can be reached.
     counts = torch.bincount(held_out).double() / len(held_out)
     assert nats(model()) < float(-(counts * counts.log()).sum()) - 0.1
@@ -202,22 +209,15 @@ def test_progress_counts_steps_epochs_and_tokens():
     batches = two_batches()
     model = scalar(Support.dense(7, 3))
     values = iter([3.0, 2.0])
-    steps = list(
-        train(
-            model,
-            batches,
-            settings=TrainSettings(epochs=2),
-            evaluate=lambda hmm: next(values),
-        )
-    )
+    seen = run(model, batches, epochs=2, evaluate=lambda model: next(values))
     each = 2
-    assert [s.step for s in steps] == list(range(1, 2 * each + 1))
-    assert {s.steps for s in steps} == {2 * each}
-    assert [s.epoch for s in steps] == [1] * each + [2] * each
-    assert [s.val for s in steps] == ([None] * (each - 1) + [3.0]) + ([None] * (each - 1) + [2.0])
-    assert steps[-1].tokens == 2 * sum(batch.num_tokens for batch in batches)
-    assert all(s.tokens_per_second > 0 for s in steps)
-    assert steps[0].perplexity == pytest.approx(math.exp(steps[0].loss))
+    assert [s.step for s in seen] == list(range(1, 2 * each + 1))
+    assert {s.steps for s in seen} == {2 * each}
+    assert [s.epoch for s in seen] == [1] * each + [2] * each
+    assert [s.val for s in seen] == ([None] * (each - 1) + [3.0]) + ([None] * (each - 1) + [2.0])
+    assert seen[-1].tokens == 2 * sum(batch.num_tokens for batch in batches)
+    assert all(s.tokens_per_second > 0 for s in seen)
+    assert seen[0].perplexity == pytest.approx(math.exp(seen[0].loss))
 
 
 def _values(model: nn.Module) -> list[Tensor]:
@@ -231,12 +231,12 @@ def test_the_best_weights_on_validation_are_restored(values, best):
     model, batches = scalar(Support.dense(7, 3)), packed(sentences(planted(), 20, seed=0))
     seen: list[list[Tensor]] = []
 
-    def judge(hmm: HMM) -> float:
-        assert not hmm.log_init.requires_grad
+    def judge(model: nn.Module) -> float:
+        assert not model().log_init.requires_grad
         seen.append(_values(model))
         return values[len(seen) - 1]
 
-    for _ in train(model, batches, settings=TrainSettings(epochs=3), evaluate=judge):
+    for _ in steps(model, batches, epochs=3, evaluate=judge):
         pass
     assert len(seen) == 3 and not torch.equal(seen[0][0], seen[2][0])
     assert all(torch.equal(a, b) for a, b in zip(_values(model), seen[best], strict=True))
@@ -247,15 +247,15 @@ def test_leaving_early_keeps_the_best_weights_if_there_are_any(stop_after):
     model, batches = scalar(Support.dense(7, 3)), two_batches()
     at_epoch: list[list[Tensor]] = []
 
-    def judge(hmm: HMM) -> float:
+    def judge(model: nn.Module) -> float:
         at_epoch.append(_values(model))
         return 1.0
 
-    steps = train(model, batches, settings=TrainSettings(epochs=3), evaluate=judge)
+    running = steps(model, batches, epochs=3, evaluate=judge)
     for _ in range(stop_after):
-        next(steps)
+        next(running)
     current = _values(model)
-    steps.close()
+    running.close()
     expected = at_epoch[0] if at_epoch else current
     assert bool(at_epoch) == (stop_after == 3)
     assert all(torch.equal(a, b) for a, b in zip(_values(model), expected, strict=True))
@@ -267,8 +267,9 @@ class _Breaks(nn.Module):
     def __init__(self, at: int) -> None:
         super().__init__()
         self.inner, self.at, self.calls = scalar(Support.dense(7, 3)), at, 0
+        self.support = self.inner.support
 
-    def forward(self) -> HMM:
+    def forward(self, states=None, carried=None) -> HMM:
         self.calls += 1
         hmm = self.inner()
         broken = hmm.log_init * (math.nan if self.calls == self.at else 1.0)
@@ -283,7 +284,7 @@ def test_nan_stops_with_the_last_good_weights(at, kept):
     weights = [_values(model)]
     message = f"stopped at step {at} with learning rate {rate:.3g}: .* those of step {kept};"
     with pytest.raises(InputError, match=message):
-        for _ in train(model, batches, settings=settings):
+        for _ in train(model, HmmLoss(model, model.support), batches, settings=settings):
             weights.append(_values(model))
     assert len(weights) == at
     assert all(torch.equal(a, b) for a, b in zip(_values(model), weights[kept], strict=True))
@@ -311,10 +312,10 @@ def test_the_optimiser_sees_clipped_gradients_and_the_scheduled_rate(monkeypatch
         return plain(self, *given)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
-    steps = run(model, two_batches(), epochs=2, clip=1e-3, weight_decay=0.07)
+    taken = run(model, two_batches(), epochs=2, clip=1e-3, weight_decay=0.07)
     norms, rates, decays = zip(*seen, strict=True)
     assert max(norms) == pytest.approx(1e-3, rel=1e-3)
-    assert list(rates) == [s.learning_rate for s in steps] and len(set(rates)) == 4
+    assert list(rates) == [s.learning_rate for s in taken] and len(set(rates)) == 4
     assert set(decays) == {0.07}
 
 

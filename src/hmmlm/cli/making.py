@@ -169,12 +169,12 @@ def fit(corpus: Any, out: Path, settings: dict[str, Any], *, device: str) -> dic
     from hmmlm.baselines.ngram import Unigram
     from hmmlm.data.batches import Packed
     from hmmlm.evaluate import HmmLM, evaluate
-    from hmmlm.hmm import HMM
     from hmmlm.model import Model
     from hmmlm.params.scalar import Scalar
     from hmmlm.support import Support
     from hmmlm.train.loop import TrainSettings
     from hmmlm.train.loop import train as train_loop
+    from hmmlm.train.loss import HmmLoss
 
     tokens, words = corpus.split("train"), corpus.tokenizer
     states = settings["states"]
@@ -193,9 +193,11 @@ def fit(corpus: Any, out: Path, settings: dict[str, Any], *, device: str) -> dic
         weight_decay=settings["weight_decay"],
     )
 
-    def validate(hmm: HMM) -> float:
+    def validate(model: Any) -> float:
         held_out = corpus.split("valid")
-        result = evaluate(HmmLM(hmm), held_out, mode="sentence", eos_id=words.eos_id, device=device)
+        result = evaluate(
+            HmmLM(model()), held_out, mode="sentence", eos_id=words.eos_id, device=device
+        )
         return result.perplexity
 
     began, metrics, best = time.perf_counter(), [], None
@@ -203,6 +205,7 @@ def fit(corpus: Any, out: Path, settings: dict[str, Any], *, device: str) -> dic
     with progress_bar("Training", steps) as bar:
         for step in train_loop(
             parameters,
+            HmmLoss(parameters, parameters.support),
             batches,
             settings=how,
             evaluate=validate if "valid" in corpus.splits else None,

@@ -1,4 +1,4 @@
-"""The training loop: stochastic gradient descent on -log p(text), through expected counts."""
+"""The training loop: AdamW on any loss, with schedules, averaged weights and early stopping."""
 
 import math
 import time
@@ -7,37 +7,70 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from hmmlm.data.batches import Batch
 from hmmlm.errors import InputError
-from hmmlm.hmm import HMM
-from hmmlm.inference import counts
-from hmmlm.inference.gradients import with_gradient
 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """How to train. The learning rate rises over `warmup_steps`, then falls to zero as a cosine."""
+    """How to train.
+
+    The learning rate rises over `warmup_steps`. Then with `schedule` "cosine" it falls to
+    `final_rate` times its height; with "plateau" it is divided by `plateau_factor` when
+    `plateau_patience` checks in a row have not lowered the best validation value by more than
+    `plateau_threshold` (absolute); with "constant" it stays. `accumulate` batches make a step.
+    With `average` > 0 the weights that are evaluated and kept are the exponential average of those
+    of the steps, with that decay. `checks` is the number of validations per epoch; after
+    `early_stop` of them without a new best, training ends (0: never).
+    """
 
     epochs: int = 10
     learning_rate: float = 0.7
+    beta1: float = 0.9
+    beta2: float = 0.999
     weight_decay: float = 0.04
     clip: float = 5.0
+    accumulate: int = 1
     warmup_steps: int = 20
+    schedule: str = "cosine"
+    final_rate: float = 0.0
+    plateau_factor: float = 4.0
+    plateau_patience: int = 4
+    plateau_threshold: float = 0.0
+    average: float = 0.0
+    checks: int = 1
+    early_stop: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("weight_decay", 0), ("warmup_steps", 0)):
-            if not getattr(self, name) >= least:
-                raise InputError(f"{name} is {getattr(self, name)} but must be at least {least}.")
+        least = {"epochs": 1, "accumulate": 1, "checks": 1, "plateau_patience": 1}
+        least |= dict.fromkeys(("weight_decay", "warmup_steps", "final_rate", "early_stop"), 0)
+        for name, value in least.items():
+            if not getattr(self, name) >= value:
+                raise InputError(f"{name} is {getattr(self, name)} but must be at least {value}.")
         for name in ("learning_rate", "clip"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} is {getattr(self, name)} but must be more than 0.")
+        for name in ("beta1", "beta2", "average"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(
+                    f"{name} is {getattr(self, name)} but must be at least 0 and less than 1."
+                )
+        if not self.plateau_factor > 1:
+            raise InputError(f"plateau_factor is {self.plateau_factor} but must be more than 1.")
+        if self.schedule not in SCHEDULES:
+            raise InputError(
+                f"schedule is {self.schedule!r} but must be one of {', '.join(SCHEDULES)}."
+            )
+
+
+SCHEDULES = ("cosine", "plateau", "constant")
 
 
 class Progress(NamedTuple):
-    """One step: `loss` in nats per token of its batch, `perplexity` its exponential.
+    """One step: `loss` in nats per token of its batches, `perplexity` its exponential.
 
     `tokens` and `tokens_per_second` are of the whole run so far, without the time of validation.
     `val` is what `evaluate` returned after this step, None if it did not run.
@@ -64,105 +97,89 @@ class Batches(Protocol):
     def __iter__(self) -> Iterator[Batch]: ...
 
 
-def loss(
-    hmm: HMM,
-    tokens: Int[Tensor, "B T"],
-    *,
-    lengths: Int[Tensor, " B"] | None = None,
-    reset_id: int | None = None,
-    restart: Bool[Tensor, "B T"] | None = None,
-    implementation: str = "auto",
-) -> Float[Tensor, ""]:
-    """-log p(tokens) / number of tokens, in nats; its gradient is minus the expected counts.
+@runtime_checkable
+class Loss(Protocol):
+    """Nats per token of a batch, differentiable, when a share `done` of training is over."""
 
-    Time and memory are those of `inference.counts`.
-    """
-    counted = counts(
-        hmm.detach(),
-        tokens,
-        lengths=lengths,
-        reset_id=reset_id,
-        restart=restart,
-        implementation=implementation,
-    )
-    number = tokens.numel() if lengths is None else int(lengths.sum())
-    value = -counted.log_evidence.sum() / number
-
-    def gradients(scale: Tensor) -> list[Tensor]:
-        return [field * (-scale / number).to(field.dtype) for field in counted.fields()]
-
-    return with_gradient(value, hmm, gradients)
-
-
-def learning_rate(settings: TrainSettings, step: int, steps: int) -> float:
-    """The rate of step 1..steps: linear warm-up times half a cosine."""
-    warm = min(1.0, step / max(1, settings.warmup_steps))
-    return settings.learning_rate * warm * (1 + math.cos(math.pi * (step - 1) / steps)) / 2
+    def __call__(self, batch: Batch, done: float) -> Tensor: ...
 
 
 def train(
     model: nn.Module,
+    loss: Loss,
     batches: Batches,
     *,
     settings: TrainSettings,
-    evaluate: Callable[[HMM], float] | None = None,
-    implementation: str = "auto",
+    evaluate: Callable[[nn.Module], float] | None = None,
 ) -> Iterator[Progress]:
-    """Trains a parameterisation in place with AdamW and yields after every step.
+    """Trains a module in place with AdamW and yields after every step.
 
-    Rows of a batch start cold, and anew where its `restart` says so. `evaluate` runs after each
-    epoch, lower is better; when training ends, or is left early, the model has the weights that it
-    liked best. A loss that is not finite stops training with the weights of the last epoch that
-    were good.
+    `evaluate` runs `checks` times an epoch, lower is better; when training ends, or is left early,
+    the module has the weights that it liked best. A loss that is not finite ends training with the
+    best weights so far.
     """
-    steps, device = settings.epochs * batches.num_batches, next(model.parameters()).device
+    per_epoch = -(-batches.num_batches // settings.accumulate)
+    steps = settings.epochs * per_epoch
     if steps == 0:
         raise InputError("There are no batches to train on; the corpus is empty.")
     optimiser = torch.optim.AdamW(
-        model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
+        model.parameters(),
+        lr=settings.learning_rate,
+        betas=(settings.beta1, settings.beta2),
+        weight_decay=settings.weight_decay,
     )
-    kept, kept_step, best, restore = _copy(model), 0, math.inf, False
+    averaged = None
+    if settings.average > 0:
+        averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(settings.average))
+    best, restore = Best(model, settings), averaged is not None
     stream, tokens, seconds = _epochs(batches), 0, 0.0
+    # Checks are spread over an epoch; the last one is at its end.
+    checks = {round(per_epoch * n / settings.checks) for n in range(1, settings.checks + 1)}
     try:
         for step in range(1, steps + 1):
             began = time.perf_counter()
-            batch, rate = next(stream), learning_rate(settings, step, steps)
+            rate = learning_rate(settings, step, steps) / best.divisor
+            within = (step - 1) % per_epoch
+            group = min(settings.accumulate, batches.num_batches - within * settings.accumulate)
             optimiser.zero_grad()
-            nats = loss(
-                model(),
-                batch.tokens.to(device),
-                lengths=batch.lengths.to(device),
-                restart=batch.restart.to(device),
-                implementation=implementation,
-            )
-            nats.backward()
+            value, counted = 0.0, 0
+            for batch in [next(stream) for _ in range(group)]:
+                nats = loss(batch, (step - 1) / steps)
+                (nats * batch.num_tokens).backward()
+                value += float(nats.detach()) * batch.num_tokens
+                counted += batch.num_tokens
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad /= counted
+            value /= counted
             norm = float(nn.utils.clip_grad_norm_(model.parameters(), settings.clip))
-            value = float(nats.detach())
             if not math.isfinite(value) or not math.isfinite(norm):
                 restore = True
                 raise InputError(
                     f"Training stopped at step {step:,} with learning rate {rate:.3g}: the loss is "
                     f"{value:.3g} and the gradient's norm {norm:.3g}. The weights are those of "
-                    f"step {kept_step:,}; try a lower learning rate."
+                    f"step {best.step:,}; try a lower learning rate."
                 )
-            for group in optimiser.param_groups:
-                group["lr"] = rate
+            for part in optimiser.param_groups:
+                part["lr"] = rate
             optimiser.step()
-            tokens += batch.num_tokens
+            if averaged is not None:
+                averaged.update_parameters(model)
+            tokens += counted
             seconds += time.perf_counter() - began
 
             val = None
-            if step % batches.num_batches == 0:
+            if within + 1 in checks:
+                shown = model if averaged is None else averaged.module
                 if evaluate is not None:
-                    with torch.no_grad():
-                        val = evaluate(model())
                     restore = True
-                if kept_step == 0 or val is None or val < best:
-                    kept, kept_step, best = _copy(model), step, best if val is None else val
+                    with torch.no_grad():
+                        val = evaluate(shown)
+                best.visit(step, shown, val)
             yield Progress(
                 step,
                 steps,
-                (step - 1) // batches.num_batches + 1,
+                (step - 1) // per_epoch + 1,
                 value,
                 math.exp(min(value, 700.0)),
                 tokens,
@@ -170,9 +187,58 @@ def train(
                 rate,
                 val,
             )
+            if best.waited and best.waited == settings.early_stop:
+                return
     finally:
         if restore:
-            model.load_state_dict(kept)
+            best.restore()
+
+
+class Best:
+    """The weights that were best on validation, or the last ones checked where there is none."""
+
+    def __init__(self, model: nn.Module, settings: TrainSettings) -> None:
+        self.model, self.settings = model, settings
+        self.weights, self.step = _copy(model), 0
+        self.val = math.inf
+        self.waited = 0  # checks since the best
+        self.divisor = 1.0  # of the learning rate, by the plateau schedule
+        self._bad = 0
+
+    def visit(self, step: int, shown: nn.Module, val: float | None) -> None:
+        if val is not None and math.isnan(val):
+            raise InputError(
+                f"Training stopped at step {step:,}: the validation value is {val}. The weights "
+                f"are those of step {self.step:,}; try a lower learning rate."
+            )
+        self._wait(val)
+        if val is None or val < self.val or self.step == 0:
+            self.weights, self.step = _copy(shown), step
+            self.val = self.val if val is None else val
+            self.waited = 0
+        else:
+            self.waited += 1
+
+    def _wait(self, val: float | None) -> None:
+        if self.settings.schedule != "plateau" or val is None:
+            return
+        self._bad = 0 if val < self.val - self.settings.plateau_threshold else self._bad + 1
+        if self._bad > self.settings.plateau_patience:
+            self.divisor *= self.settings.plateau_factor
+            self._bad = 0
+
+    def restore(self) -> None:
+        self.model.load_state_dict(self.weights)
+
+
+def learning_rate(settings: TrainSettings, step: int, steps: int) -> float:
+    """The rate of step 1..steps, before a plateau divides it: a linear rise, then the schedule."""
+    warm = min(1.0, step / max(1, settings.warmup_steps))
+    if settings.schedule != "cosine":
+        return settings.learning_rate * warm
+    cosine = (1 + math.cos(math.pi * (step - 1) / steps)) / 2
+    height = settings.final_rate + (1 - settings.final_rate) * cosine
+    return settings.learning_rate * warm * height
 
 
 def _epochs(batches: Batches) -> Iterator[Batch]:

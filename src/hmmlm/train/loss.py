@@ -1,0 +1,130 @@
+"""The loss of an HMM: nats per token, through expected counts, on the states that dropout keeps."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from hmmlm.data.batches import Batch
+from hmmlm.errors import InputError
+from hmmlm.hmm import HMM
+from hmmlm.inference import counts
+from hmmlm.inference.gradients import with_gradient
+from hmmlm.params.dropout import keep_states
+from hmmlm.results import Belief
+from hmmlm.support import Support
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """The share of each block's states that a step leaves out; it may change over training.
+
+    It goes from `rate` to `last` in a straight line over the whole of training.
+    """
+
+    rate: float = 0.0
+    last: float | None = None
+
+    def __post_init__(self) -> None:
+        for rate in (self.rate, self.last):
+            if rate is not None and not 0 <= rate < 1:
+                raise InputError(
+                    f"The state dropout is {rate} but must be at least 0 and less than 1, or no "
+                    f"state would be kept."
+                )
+
+    def at(self, done: float) -> float:
+        """The rate when a share `done` of training is over."""
+        return self.rate if self.last is None else self.rate + (self.last - self.rate) * done
+
+
+class HmmLoss:
+    """-log p(batch) / tokens of a parameterisation, with state dropout.
+
+    `model` maps a subset of states (None for all) to an HMM on a `support`. With `carry`, row b of
+    a batch goes on where row b of the batch before ended (unless it says restart), from the belief
+    over the states that were kept then; no gradient flows into that belief.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        support: Support,
+        *,
+        dropout: Dropout | None = None,
+        carry: bool = False,
+        seed: int = 0,
+        implementation: str = "auto",
+    ) -> None:
+        self.model, self.support, self.carry = model, support, carry
+        self.dropout = dropout or Dropout()
+        self.generator = torch.Generator().manual_seed(seed)
+        self.implementation = implementation
+        self.belief: Belief | None = None
+
+    def __call__(self, batch: Batch, done: float) -> Float[Tensor, ""]:
+        """The loss of a batch when a share `done` of training is over."""
+        device = next(self.model.parameters()).device
+        rate, belief = self.dropout.at(done), self._belief(batch)
+        states = None
+        if rate > 0:
+            states = keep_states(self.support, rate, self.generator, batch.tokens).to(device)
+        carried = None
+        if belief is not None and states is not None:
+            carried = belief.states[belief.states >= 0].unique()
+        value, self.belief = _loss(
+            self.model(states, carried),
+            batch.tokens.to(device),
+            lengths=batch.lengths.to(device),
+            restart=batch.restart.to(device),
+            belief=belief,
+            implementation=self.implementation,
+        )
+        return value
+
+    def _belief(self, batch: Batch) -> Belief | None:
+        """What is carried into a batch: nothing where it starts anew; its last rows may be over."""
+        if not self.carry or self.belief is None or bool(batch.restart[:, 0].all()):
+            return None
+        rows = torch.arange(batch.tokens.shape[0], device=self.belief.fresh.device)
+        return self.belief.select(rows)
+
+
+def loss(
+    hmm: HMM,
+    tokens: Int[Tensor, "B T"],
+    *,
+    lengths: Int[Tensor, " B"] | None = None,
+    reset_id: int | None = None,
+    restart: Bool[Tensor, "B T"] | None = None,
+    belief: Belief | None = None,
+    implementation: str = "auto",
+) -> Float[Tensor, ""]:
+    """-log p(tokens) / number of tokens, in nats; its gradient is minus the expected counts.
+
+    Time and memory are those of `inference.counts`.
+    """
+    return _loss(
+        hmm,
+        tokens,
+        lengths=lengths,
+        reset_id=reset_id,
+        restart=restart,
+        belief=belief,
+        implementation=implementation,
+    )[0]
+
+
+def _loss(
+    hmm: HMM, tokens: Tensor, *, lengths: Tensor | None, **settings
+) -> tuple[Float[Tensor, ""], Belief]:
+    """The loss, and the belief at the end of each row."""
+    counted = counts(hmm.detach(), tokens, lengths=lengths, **settings)
+    number = tokens.numel() if lengths is None else int(lengths.sum())
+    value = -counted.log_evidence.sum() / number
+
+    def gradients(scale: Tensor) -> list[Tensor]:
+        return [field * (-scale / number).to(field.dtype) for field in counted.fields()]
+
+    return with_gradient(value, hmm, gradients), counted.belief
