@@ -14,7 +14,7 @@ from hmmlm.hmm import HMM
 from hmmlm.params.scalar import Scalar
 from hmmlm.support import Support
 from hmmlm.train.loop import Batches, Progress, TrainSettings, learning_rate, train
-from hmmlm.train.loss import HmmLoss, loss
+from hmmlm.train.loss import Dropout, HmmLoss, loss
 from hmmlm.transitions import Dense, Factored
 
 EOS = 0
@@ -337,3 +337,135 @@ def test_bad_settings_are_refused(given, message):
 def test_no_batches_are_refused():
     with pytest.raises(InputError, match="no batches to train on"):
         run(scalar(Support.dense(7, 3)), Fixed())
+
+
+def test_two_batches_of_a_step_are_one_large_batch():
+    rows = [[1, 2, 0], [3, 4, 5, 6, 0], [2, 0], [1, 1, 0, 3]]
+    apart = Fixed([row_batch(rows[:2]), row_batch(rows[2:])])
+    together = Fixed([row_batch(rows)])
+    ours, truth = scalar(Support.dense(7, 3)), scalar(Support.dense(7, 3))
+    (two,) = run(ours, apart, epochs=1, accumulate=2, warmup_steps=0)
+    (one,) = run(truth, together, epochs=1, warmup_steps=0)
+    assert two.loss == pytest.approx(one.loss, abs=1e-12) and two.tokens == one.tokens
+    for a, b in zip(_values(ours), _values(truth), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+
+
+def test_a_plateau_divides_the_rate_by_an_absolute_threshold():
+    """Values fall by 0.05 a check, less than the threshold of 0.1: as good as standing still."""
+    values = iter([-5.0, -5.05, -5.1, -5.15, -6.0, -6.0, -6.0, -6.0])
+    seen = run(
+        scalar(Support.dense(7, 3)),
+        two_batches(),
+        epochs=8,
+        warmup_steps=0,
+        learning_rate=0.1,
+        schedule="plateau",
+        plateau_patience=2,
+        plateau_factor=4.0,
+        plateau_threshold=0.1,
+        evaluate=lambda model: next(values),
+    )
+    # Checks 2, 3 and 4 are bad, 5 is good, 6 to 8 are bad.
+    assert [s.learning_rate for s in seen[::2]] == [0.1] * 4 + [0.025] * 4
+
+
+def test_a_constant_rate_stays_and_a_cosine_ends_where_it_should():
+    flat = TrainSettings(learning_rate=0.2, warmup_steps=2, schedule="constant")
+    assert [learning_rate(flat, step, 9) for step in (1, 2, 9)] == [0.1, 0.2, 0.2]
+    high = TrainSettings(learning_rate=0.2, warmup_steps=0, final_rate=0.1)
+    assert learning_rate(high, 10_000, 10_000) == pytest.approx(0.02, rel=1e-4)
+
+
+def test_checks_are_spread_over_an_epoch_and_training_stops_early():
+    batches = packed(sentences(planted(), 60, seed=0), rows=1)[:7]
+    values = iter([3.0, 2.0, 2.5, 2.6, 2.7])
+    model = scalar(Support.dense(7, 3))
+    judged: list[list[Tensor]] = []
+
+    def judge(model: nn.Module) -> float:
+        judged.append(_values(model))
+        return next(values)
+
+    seen = run(model, Fixed(batches), epochs=9, checks=3, early_stop=3, evaluate=judge)
+    assert [s.step for s in seen if s.val is not None] == [2, 5, 7, 9, 12]
+    assert seen[-1].step == 12 and len(judged) == 5
+    assert all(torch.equal(a, b) for a, b in zip(_values(model), judged[1], strict=True))
+
+
+def test_averaged_weights_are_those_that_are_kept():
+    model, batches = scalar(Support.dense(7, 3)), two_batches()
+    passed: list[list[Tensor]] = []
+    for _ in steps(model, batches, epochs=2, average=0.9):
+        passed.append(_values(model))
+    mean = passed[0]
+    for values in passed[1:]:
+        mean = [0.9 * old + 0.1 * new for old, new in zip(mean, values, strict=True)]
+    for ours, truth in zip(_values(model), mean, strict=True):
+        torch.testing.assert_close(ours, truth)
+
+
+def test_dropout_trains_on_a_part_of_the_states_and_comes_down():
+    support = Support.from_clusters([0, 0, 1, 1, 2, 2, 3], 4)
+    model = scalar(support)
+    sizes = []
+    plain = model.forward
+
+    def forward(states=None, carried=None):
+        sizes.append(support.num_states if states is None else len(states))
+        return plain(states, carried)
+
+    model.forward = forward
+    how = TrainSettings(epochs=4)
+    part = HmmLoss(model, support, dropout=Dropout(0.5, last=0.0), seed=1)
+    assert list(train(model, part, two_batches(), settings=how))
+    assert sizes == [8, 12, 12, 12, 12, 16, 16, 16]
+
+
+def test_streams_go_on_where_they_were_across_two_subsets():
+    """Batches in a row, other states kept each time: the belief is carried by global ids."""
+    support = Support.from_clusters([0, 0, 1, 1, 2, 2, 3], 4)
+    model = scalar(support)
+    first = row_batch([[1, 3, 2], [5, 6, 4]])
+    second = row_batch([[2, 4], [6, 1]])._replace(restart=torch.zeros(2, 2, dtype=torch.bool))
+    whole = HmmLoss(model, support, carry=True)
+    pieces = [float(whole(batch, 0.0).detach()) * batch.num_tokens for batch in (first, second)]
+    text = torch.cat([first.tokens, second.tokens], 1)
+    assert sum(pieces) == pytest.approx(float(loss(model(), text).detach()) * 10, abs=1e-10)
+    cold = HmmLoss(model, support)
+    cold(first, 0.0)
+    assert float(cold(second, 0.0).detach()) * 4 != pytest.approx(pieces[1], abs=1e-3)
+    part = HmmLoss(model, support, carry=True, dropout=Dropout(0.5))
+    kept = []
+    for batch in (first, second):
+        part(batch, 0.0).backward()
+        assert part.belief is not None
+        kept.append(set(part.belief.states.flatten().tolist()))
+    assert kept[0] != kept[1]
+    ended = second._replace(
+        tokens=second.tokens[:1], lengths=second.lengths[:1], restart=second.restart[:1]
+    )
+    assert part(ended, 0.0).isfinite()  # a stream that is over is missing
+
+
+def test_a_corpus_shorter_than_a_batch_trains():
+    tokens = TokenArray.from_ids([1, 2, EOS], eos_id=EOS)
+    (seen,) = run(scalar(Support.dense(7, 3)), Packed(tokens, 16, 64), epochs=1)
+    assert seen.tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"schedule": "linear"}, "schedule is 'linear' but must be one of cosine, plateau, const"),
+        ({"average": 1.0}, "average is 1.0 but must be at least 0 and less than 1"),
+        ({"plateau_factor": 1.0}, "plateau_factor is 1.0 but must be more than 1"),
+        ({"checks": 0}, "checks is 0 but must be at least 1"),
+        ({"early_stop": -1}, "early_stop is -1 but must be at least 0"),
+    ],
+)
+def test_more_settings_that_are_refused(given, message):
+    with pytest.raises(InputError, match=message):
+        TrainSettings(**given)
+    with pytest.raises(InputError, match=r"The state dropout is 1\.0 but must be at least 0"):
+        Dropout(1.0)
