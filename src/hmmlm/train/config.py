@@ -1,0 +1,199 @@
+"""The configuration of a run: tables of settings, read from TOML and checked."""
+
+import dataclasses
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hmmlm.errors import InputError
+from hmmlm.params import lowrank, mlp, scalar, transformer
+from hmmlm.train.loop import TrainSettings
+from hmmlm.train.loss import Dropout
+
+KINDS = {"scalar": scalar, "lowrank": lowrank, "mlp": mlp, "transformer": transformer}
+"""The parameterisations; each module has `Settings` with `build`."""
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "scalar": {"learning_rate": 0.7, "weight_decay": 0.04},
+    "lowrank": {"learning_rate": 0.03, "weight_decay": 0.04},
+    "mlp": {"learning_rate": 0.01, "weight_decay": 0.04},
+    "transformer": {"learning_rate": 0.003, "weight_decay": 0.04},
+}
+"""What was found to train each well; docs/training.md has the measurements."""
+
+LAYOUTS = ("packed", "streams", "windows")
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Batches of `batch_size` rows of `length` tokens.
+
+    `layout`: "packed" whole sentences, "streams" that go on from batch to batch (the belief is
+    carried, and starts afresh only at `<eos>` with `reset`), or "windows", each a cold start.
+    """
+
+    batch_size: int = 16
+    length: int = 64
+    layout: str = "packed"
+    reset: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "length"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name):,} but must be at least 1.")
+        if self.layout not in LAYOUTS:
+            raise InputError(f"layout is {self.layout!r} but must be one of {', '.join(LAYOUTS)}.")
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The HMM: its states, in `blocks` that share them among words (0: every word has all).
+
+    `kind` is the parameterisation; its own settings stand in the same table. `cluster_by` and
+    `clusters` (a paths file) say how words come to blocks.
+    """
+
+    kind: str = "lowrank"
+    states: int = 1024
+    blocks: int = 64
+    cluster_by: str = "exchange"
+    clusters: str = ""
+    like_hmm_lm: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise InputError(
+                f"kind is {self.kind!r} but must be one of {', '.join(KINDS)}."
+                + _nearest(self.kind, KINDS)
+            )
+        if self.states < 1:
+            raise InputError(f"states is {self.states:,} but must be at least 1.")
+        if self.blocks < 0:
+            raise InputError(f"blocks is {self.blocks:,} but must be at least 0.")
+        if self.blocks and self.states % self.blocks:
+            fits = max(1, round(self.states / self.blocks)) * self.blocks
+            raise InputError(
+                f"{self.states:,} states cannot be shared equally among {self.blocks:,} blocks; "
+                f"use {fits:,} states, say."
+            )
+
+
+@dataclass(frozen=True)
+class Config:
+    """All settings of a run."""
+
+    data: DataSettings
+    model: ModelSettings
+    params: Any  # the Settings of the kind
+    train: TrainSettings
+    dropout: Dropout
+    seed: int
+
+    def as_tables(self) -> dict[str, dict[str, Any]]:
+        """The tables that would be read back as this configuration."""
+        train = {**dataclasses.asdict(self.train), "dropout": self.dropout.rate, "seed": self.seed}
+        if self.dropout.last is not None:
+            train["dropout_last"] = self.dropout.last
+        model = {**dataclasses.asdict(self.model), **dataclasses.asdict(self.params)}
+        return {"data": dataclasses.asdict(self.data), "model": model, "train": train}
+
+
+@dataclass(frozen=True)
+class _Extra:
+    """Settings of the train table that are not the loop's."""
+
+    dropout: float = 0.25
+    dropout_last: float | None = None
+    seed: int = 0
+
+
+TABLES = ("data", "model", "train")
+
+
+def read_config(path: Path) -> dict[str, dict[str, Any]]:
+    """The tables of a TOML file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not UTF-8 text; give a TOML file.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path} is not TOML: {error}.") from None
+
+
+def override(tables: Mapping[str, Mapping[str, Any]], changes: Iterable[str]) -> dict[str, Any]:
+    """The tables with changes such as "train.learning_rate=0.003"."""
+    merged: dict[str, Any] = {name: dict(table) for name, table in tables.items()}
+    for change in changes:
+        name, equals, text = change.partition("=")
+        table, dot, key = name.strip().partition(".")
+        if not equals or not dot or not key:
+            raise InputError(
+                f"{change!r} is not a setting; write table.key=value, such as train.epochs=20."
+            )
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()  # a word without quotes
+        merged.setdefault(table, {})[key] = value
+    return merged
+
+
+def make_config(tables: Mapping[str, Any]) -> Config:
+    """A configuration from tables; what is not named has its default, unknown keys are errors."""
+    for name, table in tables.items():
+        if name not in TABLES:
+            raise InputError(f"There is no table [{name}]." + _nearest(name, TABLES))
+        if not isinstance(table, Mapping):
+            raise InputError(f"{name} is {table!r} but must be a table: write [{name}].")
+    data, model, train = (dict(tables.get(name, {})) for name in TABLES)
+    kind = model.get("kind", ModelSettings.kind)
+    params = KINDS[kind].Settings if isinstance(kind, str) and kind in KINDS else None
+    known = [ModelSettings] if params is None else [ModelSettings, params]
+    found = [_take(cls, model, "model", known) for cls in known]
+    recipe = RECIPES[found[0].kind]
+    extra = _take(_Extra, train, "train", [TrainSettings, _Extra])
+    return Config(
+        data=_take(DataSettings, data, "data", [DataSettings]),
+        model=found[0],
+        params=found[1],
+        train=_take(TrainSettings, {**recipe, **train}, "train", [TrainSettings, _Extra]),
+        dropout=Dropout(extra.dropout, extra.dropout_last),
+        seed=extra.seed,
+    )
+
+
+def _take(cls: Any, table: Mapping[str, Any], where: str, known: list[Any]) -> Any:
+    """The settings of a class in a table whose keys may belong to any of the known classes."""
+    names = [field.name for other in known for field in dataclasses.fields(other)]
+    hints = typing.get_type_hints(cls)
+    values = {}
+    for key, value in table.items():
+        if key not in names:
+            raise InputError(f"There is no setting {where}.{key}." + _nearest(key, names))
+        if key in hints:
+            values[key] = _checked(f"{where}.{key}", value, hints[key])
+    return cls(**values)
+
+
+def _checked(name: str, value: Any, hint: Any) -> Any:
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    for kind in kinds:
+        if kind is float and type(value) in (int, float):
+            return float(value)
+        if type(value) is kind:
+            return value
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    wanted = next(words[kind] for kind in kinds if kind in words)
+    raise InputError(f"{name} is {value!r} but must be {wanted}.")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" Did you mean {close[0]}?" if close else f" Known are {', '.join(sorted(set(known)))}."
