@@ -4,11 +4,15 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from clusters.texts import as_dict, bigrams_of, information, lines_of_classes, partition, toy
 
+from clusters.texts import as_dict, bigrams_of, information, lines_of_classes, partition, toy
 from hmmlm.clusters.brown import brown, merge_tree, merge_words
 from hmmlm.clusters.counts import mutual_information
 from hmmlm.errors import InputError
+
+
+def joined(cluster_of: dict[int, int], a: int, b: int) -> dict[int, int]:
+    return {word: a if c == b else c for word, c in cluster_of.items()}
 
 
 def assert_each_merge_is_best(bigrams, pairs, merges, clusters: int, alone=()) -> None:
@@ -20,20 +24,16 @@ def assert_each_merge_is_best(bigrams, pairs, merges, clusters: int, alone=()) -
         if waiting:
             word = waiting.pop(0)
             cluster_of[word] = word
-
-        def joined(a: int, b: int) -> float:
-            return information(pairs, {w: a if c == b else c for w, c in cluster_of.items()})
-
         a, b = cluster_of[one], cluster_of[other]
         assert a != b
         names = set(cluster_of.values())
         free = [c for c in names if c not in alone]
         names = free if len(free) > 1 else names
-        best = max(joined(c, d) for c, d in combinations(names, 2))
+        best = max(information(pairs, joined(cluster_of, c, d)) for c, d in combinations(names, 2))
+        cluster_of = joined(cluster_of, a, b)
         if len(free) > 1:
             assert {a, b} <= set(free)
-            assert joined(a, b) == pytest.approx(best, abs=1e-12)
-        cluster_of = {w: a if c == b else c for w, c in cluster_of.items()}
+            assert information(pairs, cluster_of) == pytest.approx(best, abs=1e-12)
     assert len(set(cluster_of.values())) == 1 and not waiting
 
 

@@ -2,15 +2,16 @@
 
 import tracemalloc
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
-from clusters.texts import as_dict, bigrams_of, information, lines_of_classes, toy
 
+from clusters.texts import as_dict, bigrams_of, information, lines_of_classes, toy
 from hmmlm.clusters import counts
 from hmmlm.clusters.counts import count_bigrams, mutual_information, read_words
-from hmmlm.data.shards import TokenArray, write_corpus
 from hmmlm.data.shards import Corpus as OpenCorpus
+from hmmlm.data.shards import TokenArray, write_corpus
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.errors import InputError
 
@@ -31,7 +32,7 @@ def test_counts_are_those_of_a_loop(pairs, chunk, monkeypatch):
     monkeypatch.setattr(counts, "_CHUNK", chunk)
     text = [[3], [1, 2], [], [0, 0, 1], [], [2, 0, 0, 0], [1]]
     rows = text if pairs == "lines" else [[word for line in text for word in line]]
-    expected = Counter((a, b) for row in rows for a, b in zip(row, row[1:], strict=False))
+    expected = Counter((a, b) for row in rows for a, b in pairwise(row))
     found = bigrams_of(text, 6, pairs)
     assert found.words.tolist() == [5, 3, 2, 1, 0, 0]
     assert pairs_in(found.ahead) == expected

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from clusters.texts import as_dict, bigrams_of, information, lines_of_classes, partition, toy
 
+from clusters.texts import as_dict, bigrams_of, information, lines_of_classes, partition, toy
 from hmmlm.clusters.brown import brown
 from hmmlm.clusters.counts import mutual_information
 from hmmlm.clusters.exchange import START_FROM_BROWN, exchange

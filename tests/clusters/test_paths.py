@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from clusters.texts import toy
 
+from clusters.texts import toy
 from hmmlm.clusters.brown import brown
 from hmmlm.clusters.clustering import Clustering
 from hmmlm.clusters.paths import clustering_from_paths, read_paths, write_paths

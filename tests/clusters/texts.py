@@ -3,6 +3,7 @@
 import math
 import random
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 
@@ -35,7 +36,7 @@ def bigrams_of(lines: list[list[int]], vocab_size: int, pairs: str = "lines") ->
 def toy(seed: int = 0, lines: int = 200) -> tuple[Bigrams, Counter]:
     """Thirty words and `<eos>`, and the pairs of neighbours counted by hand."""
     text = lines_of_classes(lines, seed)
-    pairs = Counter((a, b) for line in text for a, b in zip(line, line[1:], strict=False))
+    pairs = Counter((a, b) for line in text for a, b in pairwise(line))
     return bigrams_of(text, 31), pairs
 
 

@@ -1,7 +1,8 @@
-"""A partition of the words that occur, with a bit string for every cluster."""
+"""A partition of words: its bit strings, its balance, and what is asked of one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -24,6 +25,41 @@ class Clustering:
     @property
     def num_clusters(self) -> int:
         return len(self.paths)
+
+
+class Balance(NamedTuple):
+    """How even blocks are. `imbalance` is the most words in a block over the mean.
+
+    `largest_share` is the part of a text that comes from its most frequent block.
+    """
+
+    blocks: int
+    fewest_words: int
+    median_words: float
+    most_words: int
+    imbalance: float
+    largest_share: float | None
+
+
+def balance(
+    block_of_word: Int[np.ndarray, " V"], counts: Int[np.ndarray, " V"] | None = None
+) -> Balance:
+    """The sizes of blocks; with the counts of words also of their share of the text."""
+    kept = block_of_word >= 0
+    blocks = block_of_word[kept]
+    sizes = np.bincount(blocks)
+    share = None
+    if counts is not None:
+        tokens = np.bincount(blocks, counts[kept])
+        share = float(tokens.max() / max(1.0, tokens.sum()))
+    return Balance(
+        len(sizes),
+        int(sizes.min()),
+        float(np.median(sizes)),
+        int(sizes.max()),
+        float(sizes.max() / sizes.mean()),
+        share,
+    )
 
 
 def from_tree(

@@ -137,6 +137,14 @@ def _row_sums(table: SparseCounts) -> np.ndarray:
     return sums[table.offsets[1:]] - sums[table.offsets[:-1]]
 
 
+def count_words(tokens: TokenArray, vocab_size: int) -> Int[np.ndarray, " V"]:
+    """How often every token occurs, `<eos>` too."""
+    counts = np.zeros(vocab_size, np.int64)
+    for start in range(0, len(tokens), _CHUNK):
+        counts += np.bincount(tokens[start : start + _CHUNK], minlength=vocab_size)
+    return counts
+
+
 class _Table:
     """Counts of keys that come in chunks: sorted runs, of which equally long ones are merged."""
 
