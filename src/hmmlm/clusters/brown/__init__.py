@@ -1,6 +1,7 @@
 """Brown clustering: merging clusters so that least mutual information is lost."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -114,32 +115,31 @@ class _State:
             *np.zeros((3, size, size)),
             np.zeros((5, size), np.int64),
         )
+        # Twice as many pieces as threads: one that is held up leaves more to the others.
+        pieces = 1 if threads == 1 else 2 * threads
         self.work = (
-            np.zeros((threads, 2, size), np.int64),
-            np.zeros((threads, 2, size)),
-            np.zeros((threads, 3, size)),
-            np.zeros((threads, 3)),
+            np.zeros((pieces, 2, size), np.int64),
+            np.zeros((pieces, 2, size)),
+            np.zeros((pieces, 3, size)),
+            np.zeros((pieces, 3)),
         )
         self.merges = np.full((vocab, 2), -1)
 
     def start(self, order: np.ndarray, window: int) -> None:
-        fixed = (order, window, self.texts, self.words, self.slots, self.table, self.work[0])
-        together.run(
-            lambda thread, shared: compiled.start(*fixed, shared, thread, self.threads),
-            self.threads,
-        )
+        self._run(compiled.start, order, window, self.texts)
 
     def grow(self, order: np.ndarray, begin: int, stop: int, free: int) -> int:
-        fixed = (order, begin, stop, free, self.texts, self.words, self.slots, self.table)
-        ends = [0] * self.threads
+        return self._run(compiled.grow, order, begin, stop, free, self.merges, self.texts)
 
-        def work(thread: int, shared: np.ndarray) -> None:
-            ends[thread] = compiled.grow(
-                *fixed, self.work, self.merges, shared, thread, self.threads
-            )
-
-        together.run(work, self.threads)
-        return ends[0]
+    def _run(self, loop: Callable, *arguments: Any) -> Any:
+        shared = (np.zeros(6, np.int64), self.slots, self.table, self.work)
+        results = []
+        together.run(
+            lambda board: results.append(loop(*arguments, self.words, *shared, board)),
+            lambda _, board: compiled.help(*shared, board),
+            self.threads,
+        )
+        return results[0]
 
     def close(self, free: int) -> None:
         """Puts the last slot in the place of a free one."""
@@ -149,9 +149,5 @@ class _State:
 
     def shrink(self, number: int) -> np.ndarray:
         merges = np.zeros((number - 1, 2), np.int64)
-        fixed = (number, 1, self.slots, self.words, self.table, self.work, merges)
-        together.run(
-            lambda thread, shared: compiled.shrink(*fixed, shared, thread, self.threads),
-            self.threads,
-        )
+        self._run(compiled.shrink, number, 1, merges)
         return merges[::-1]

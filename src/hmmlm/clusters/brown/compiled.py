@@ -17,7 +17,7 @@ import numpy as np
 
 from hmmlm.clusters.compiled import compile_loop
 from hmmlm.clusters.compiled import n_log_n as _f
-from hmmlm.clusters.together.instructions import barrier
+from hmmlm.clusters.together.instructions import announce, finish, take, take_or_wait, wait
 
 NEVER = 1e300
 """Added to the loss of a merge that must not be."""
@@ -76,10 +76,10 @@ def _take_in(word, s, size, texts, words, slots):  # pragma: no cover
 
 
 @compile_loop
-def _enter(s, size, slots, table, lists, thread, threads):  # pragma: no cover
+def _enter(s, size, slots, table, lists, piece, pieces):  # pragma: no cover
     """The losses of pairs of neighbours of a new slot s, and of s with everyone."""
     ahead, back, loss, log_firsts, log_seconds, marginals = slots
-    first, stop = size * thread // threads, size * (thread + 1) // threads
+    first, stop = size * piece // pieces, size * (piece + 1) // pieces
     for d in range(first, stop):
         loss[s, d] = _own(ahead[s, s], ahead[s, d], ahead[d, s], ahead[d, d], table)
         if marginals[4, s] + marginals[4, d] > 0:
@@ -97,7 +97,7 @@ def _enter(s, size, slots, table, lists, thread, threads):  # pragma: no cover
             for d in range(first, stop):
                 m = across[x, d]
                 loss[s, d] += (own + _f(m, table)) - _f(n + m, table)
-            if x % threads != thread or x == s:
+            if x % pieces != piece or x == s:
                 continue
             for j in range(number):
                 d = lists[direction, j]
@@ -124,8 +124,8 @@ def _least(loss, log_firsts, log_seconds, c, firsts, seconds, own):  # pragma: n
 
 
 @compile_loop
-def _scan(size, slots, sums, found, thread, threads):  # pragma: no cover
-    """The pair whose merge loses least, of every `threads`-th row; found = (loss, c, d).
+def _scan(size, slots, sums, found, piece, pieces):  # pragma: no cover
+    """The pair whose merge loses least, of every `pieces`-th row; found = (loss, c, d).
 
     Its frequencies give back (l_a + l_b) log(L_a + L_b) - l_a log L_a - l_b log L_b, with L_a how
     often a comes first and l_a how often before a word that was taken in; and so for second.
@@ -137,7 +137,7 @@ def _scan(size, slots, sums, found, thread, threads):  # pragma: no cover
         own[d] = firsts[d] * np.log(np.float64(max(1, marginals[0, d])))
         own[d] += seconds[d] * np.log(np.float64(max(1, marginals[1, d])))
     found[0], found[1], found[2] = np.inf, -1, -1
-    for c in range(thread, size, threads):
+    for c in range(piece, size, pieces):
         least = _least(loss, log_firsts, log_seconds, c, firsts, seconds, own)
         if least < found[0]:
             found[0], found[1] = least, c
@@ -155,10 +155,10 @@ def _scan(size, slots, sums, found, thread, threads):  # pragma: no cover
 
 
 @compile_loop
-def _choose(found, threads):  # pragma: no cover
-    """The best of what the threads found; of equals the lowest slots."""
+def _choose(found, pieces):  # pragma: no cover
+    """The best of what the pieces found; of equals the lowest slots."""
     best = 0
-    for i in range(1, threads):
+    for i in range(1, pieces):
         better = found[i, 0] < found[best, 0]
         same = found[i, 0] == found[best, 0]
         if found[i, 1] >= 0 and (better or (same and found[i, 1] < found[best, 1])):
@@ -167,10 +167,10 @@ def _choose(found, threads):  # pragma: no cover
 
 
 @compile_loop
-def _merge_losses(a, b, size, slots, table, lists, units, thread, threads):  # pragma: no cover
+def _merge_losses(a, b, size, slots, table, lists, units, piece, pieces):  # pragma: no cover
     """All losses as they are when b has joined a; the counts are those from before."""
     ahead, back, loss, log_firsts, log_seconds, marginals = slots
-    first, stop = size * thread // threads, size * (thread + 1) // threads
+    first, stop = size * piece // pieces, size * (piece + 1) // pieces
     aa, ab, ba, bb = ahead[a, a], ahead[a, b], ahead[b, a], ahead[b, b]
     for d in range(first, stop):
         if d in (a, b):
@@ -207,7 +207,7 @@ def _merge_losses(a, b, size, slots, table, lists, units, thread, threads):  # p
                 loss[a, d] += own - (_f(more + m, table) - _f(n + m, table))
     for d in range(first, stop):
         loss[d, a] = loss[a, d]
-    for c in range(thread, size, threads):
+    for c in range(piece, size, pieces):
         if c in (a, b) or (ahead[b, c] == 0 and back[b, c] == 0):
             continue
         for direction in range(2):
@@ -267,45 +267,83 @@ def _order(a, b, size, slots):  # pragma: no cover
     return (a, b) if more >= 0 else (b, a)
 
 
+# The kinds of work that threads share; `job` says which, and for which slots.
+_ENTER, _SCAN, _MERGE = 0, 1, 2
+
+
 @compile_loop
-def start(order, window, texts, words, slots, table, lists, shared, thread, threads):
-    """Takes in the first words, one slot each."""  # pragma: no cover
-    meeting = 1
+def _do(piece, job, slots, table, work):  # pragma: no cover
+    """One piece of the work that is announced."""
+    lists, units, sums, found = work
+    kind, a, b, size, first = job[0], job[1], job[2], job[3], job[4]
+    i, pieces = piece - first, found.shape[0]
+    if kind == _ENTER:
+        _enter(a, size, slots, table, lists[i], i, pieces)
+    elif kind == _SCAN:
+        _scan(size, slots, sums[i], found[i], i, pieces)
+    else:
+        _merge_losses(a, b, size, slots, table, lists[i], units[i], i, pieces)
+
+
+@compile_loop
+def help(job, slots, table, work, board):  # pragma: no cover
+    """What the other threads run."""
+    piece = take_or_wait(board)
+    while piece >= 0:
+        _do(piece, job, slots, table, work)
+        finish(board)
+        piece = take_or_wait(board)
+
+
+@compile_loop
+def _share(kind, a, b, size, job, slots, table, work, board):  # pragma: no cover
+    """Does a kind of work with whoever helps."""
+    pieces = work[3].shape[0]
+    job[0], job[1], job[2], job[3] = kind, a, b, size
+    job[4] = job[5]
+    job[5] += pieces
+    announce(board, pieces)
+    piece = take(board)
+    while piece >= 0:
+        _do(piece, job, slots, table, work)
+        finish(board)
+        piece = take(board)
+    wait(board)
+
+
+@compile_loop
+def start(order, window, texts, words, job, slots, table, work, board):  # pragma: no cover
+    """Takes in the first words, one slot each."""
     for s in range(window):
-        if thread == 0:
-            _take_in(order[s], s, s + 1, texts, words, slots)
-        meeting = barrier(shared, meeting, threads)
-        _enter(s, s + 1, slots, table, lists[thread], thread, threads)
-        meeting = barrier(shared, meeting, threads)
+        _take_in(order[s], s, s + 1, texts, words, slots)
+        _share(_ENTER, s, s, s + 1, job, slots, table, work, board)
+
+
+@compile_loop
+def _merge(size, job, slots, table, work, board):  # pragma: no cover
+    """Finds the best pair and brings the losses to where it is merged; gives the pair."""
+    _share(_SCAN, 0, 0, size, job, slots, table, work, board)
+    a, b = _choose(work[3], work[3].shape[0])
+    a, b = _order(a, b, size, slots)
+    _share(_MERGE, a, b, size, job, slots, table, work, board)
+    return a, b
 
 
 @compile_loop
 def grow(
-    order, begin, stop, free, texts, words, slots, table, work, merges, shared, thread, threads
+    order, begin, stop, free, merges, texts, words, job, slots, table, work, board
 ):  # pragma: no cover
     """Takes in words order[begin:stop], each into the free slot; after each the best pair merges.
 
     `merges` gets a word of either cluster; gives the slot that is free at the end.
     """
-    lists, units, sums, found = work
-    size = slots[0].shape[0]
-    head = words[2]
-    meeting = 1
+    size, head = slots[0].shape[0], words[2]
     for i in range(begin, stop):
-        if thread == 0:
-            _take_in(order[i], free, size, texts, words, slots)
-        meeting = barrier(shared, meeting, threads)
-        _enter(free, size, slots, table, lists[thread], thread, threads)
-        meeting = barrier(shared, meeting, threads)
-        _scan(size, slots, sums[thread], found[thread], thread, threads)
-        meeting = barrier(shared, meeting, threads)
-        a, b = _choose(found, threads)
-        a, b = _order(a, b, size, slots)
-        _merge_losses(a, b, size, slots, table, lists[thread], units[thread], thread, threads)
-        meeting = barrier(shared, meeting, threads)
-        if thread == 0:
-            merges[i, 0], merges[i, 1] = head[a], head[b]
-            _merge_counts(a, b, size, words, slots)
+        _take_in(order[i], free, size, texts, words, slots)
+        _share(_ENTER, free, free, size, job, slots, table, work, board)
+        a, b = _merge(size, job, slots, table, work, board)
+        merges[i, 0], merges[i, 1] = head[a], head[b]
+        _merge_counts(a, b, size, words, slots)
         free = b
     return free
 
@@ -336,22 +374,12 @@ def move(b, last, slots, words):  # pragma: no cover
 
 
 @compile_loop
-def shrink(size, stop, slots, words, table, work, merges, shared, thread, threads):
+def shrink(size, stop, merges, words, job, slots, table, work, board):  # pragma: no cover
     """Merges slots 0 to size - 1 until `stop` are left; `merges` gets a word of either."""
-    # pragma: no cover
-    lists, units, sums, found = work
     head = words[2]
-    meeting = 1
     while size > stop:
-        _scan(size, slots, sums[thread], found[thread], thread, threads)
-        meeting = barrier(shared, meeting, threads)
-        a, b = _choose(found, threads)
-        a, b = _order(a, b, size, slots)
-        _merge_losses(a, b, size, slots, table, lists[thread], units[thread], thread, threads)
-        meeting = barrier(shared, meeting, threads)
-        if thread == 0:
-            merges[size - 2, 0], merges[size - 2, 1] = head[a], head[b]
-            _merge_counts(a, b, size, words, slots)
-            move(b, size - 1, slots, words)
+        a, b = _merge(size, job, slots, table, work, board)
+        merges[size - 2, 0], merges[size - 2, 1] = head[a], head[b]
+        _merge_counts(a, b, size, words, slots)
+        move(b, size - 1, slots, words)
         size -= 1
-        meeting = barrier(shared, meeting, threads)

@@ -90,26 +90,35 @@ class _State:
             *np.zeros((2, threads, 2, size), np.int64),
             np.zeros((threads, size)),
         )
-        self.goals = np.zeros(BATCH, np.int64)
 
     def improve(self, progress: Callable[[int], None] | None) -> float:
         """One pass over all words; gives what it gained, in nats a pair."""
-        gained = np.zeros(1)
+        gained = []
         # A gain below what rounding may make of nothing is none.
         least = 1e-6 + 1e-12 * self.total
+        shared = (
+            np.zeros(3, np.int64),
+            self.order,
+            np.zeros(BATCH, np.int64),
+            self.texts,
+            self.classes,
+            self.tables,
+            self.is_open,
+            self.table,
+            self.scratch,
+        )
         for begin in range(0, len(self.order), _STRETCH):
             stop = min(begin + _STRETCH, len(self.order))
-            fixed = (self.order, begin, stop, self.texts, self.classes, self.sizes, self.tables)
-            more = (self.is_open, self.table, self.scratch, self.goals, least, gained)
+            shared[0][:] = 0
+            own = (begin, stop, self.sizes, least)
             together.run(
-                lambda thread, shared, fixed=fixed, more=more: compiled.improve(
-                    *fixed, *more, shared, thread, self.threads
-                ),
+                lambda board, own=own: gained.append(compiled.improve(*own, *shared, board)),
+                lambda thread, board: compiled.help(*shared, thread, board),
                 self.threads,
             )
             if progress is not None:
                 progress(stop - begin)
-        return float(gained[0]) / max(1, self.total)
+        return sum(gained) / max(1, self.total)
 
     def information(self) -> float:
         """The mutual information of the classes, in nats."""

@@ -9,7 +9,7 @@ With f(n) = n log n the mutual information is, up to constants and the factor 1 
 
 from hmmlm.clusters.compiled import compile_loop
 from hmmlm.clusters.compiled import n_log_n as _f
-from hmmlm.clusters.together.instructions import barrier, give_back, take
+from hmmlm.clusters.together.instructions import announce, finish, take, take_or_wait, wait
 
 
 @compile_loop
@@ -163,50 +163,73 @@ def _move(word, goal, texts, class_of_word, tables, table, scratch, least):  # p
 
 
 @compile_loop
+def _look(piece, job, order, goals, texts, class_of_word, tables, is_open, table, scratch, thread):
+    """The best class for one word of the batch that is announced."""  # pragma: no cover
+    mine = (scratch[0][thread], scratch[1][thread], scratch[2][thread])
+    i = piece - job[0]
+    goals[i] = _best(order[job[1] + i], texts, class_of_word, tables, is_open, table, mine)
+
+
+@compile_loop
+def help(
+    job, order, goals, texts, class_of_word, tables, is_open, table, scratch, thread, board
+):  # pragma: no cover
+    """What the other threads run."""
+    piece = take_or_wait(board)
+    while piece >= 0:
+        _look(
+            piece, job, order, goals, texts, class_of_word, tables, is_open, table, scratch, thread
+        )
+        finish(board)
+        piece = take_or_wait(board)
+
+
+@compile_loop
 def improve(
-    order,
     begin,
     stop,
+    sizes,
+    least,
+    job,
+    order,
+    goals,
     texts,
     class_of_word,
-    sizes,
     tables,
     is_open,
     table,
     scratch,
-    goals,
-    least,
-    gained,
-    shared,
-    thread,
-    threads,
+    board,
 ):  # pragma: no cover
     """Looks at words order[begin:stop], a batch at a time, and moves those that gain.
 
-    Threads share the looking; then one makes the moves, each checked again after those before it,
-    so that the result is the same for any number of threads. The last word of a class stays.
+    Threads share the looking. The moves of a batch are then made one after the other, each checked
+    again after those before it, so that the result is the same for any number of threads. The last
+    word of a class stays. Gives what was gained.
     """
-    mine = (scratch[0][thread], scratch[1][thread], scratch[2][thread])
-    meeting = 1
-    batch = goals.shape[0]
-    for first in range(begin, stop, batch):
-        end = min(first + batch, stop)
-        i = first + take(shared)
-        while i < end:
-            word = order[i]
-            goals[i - first] = _best(word, texts, class_of_word, tables, is_open, table, mine)
-            i = first + take(shared)
-        meeting = barrier(shared, meeting, threads)
-        if thread == 0:
-            for i in range(first, end):
-                word, goal = order[i], goals[i - first]
-                here = class_of_word[word]
-                if goal == here or sizes[here] == 1:
-                    continue
-                gain = _move(word, goal, texts, class_of_word, tables, table, mine, least)
-                if gain > 0:
-                    sizes[here] -= 1
-                    sizes[goal] += 1
-                    gained[0] += gain
-            give_back(shared)
-        meeting = barrier(shared, meeting, threads)
+    gained = 0.0
+    mine = (scratch[0][0], scratch[1][0], scratch[2][0])
+    for first in range(begin, stop, goals.shape[0]):
+        number = min(goals.shape[0], stop - first)
+        job[0], job[1] = job[2], first
+        job[2] += number
+        announce(board, number)
+        piece = take(board)
+        while piece >= 0:
+            _look(
+                piece, job, order, goals, texts, class_of_word, tables, is_open, table, scratch, 0
+            )
+            finish(board)
+            piece = take(board)
+        wait(board)
+        for i in range(number):
+            word, goal = order[first + i], goals[i]
+            here = class_of_word[word]
+            if goal == here or sizes[here] == 1:
+                continue
+            gain = _move(word, goal, texts, class_of_word, tables, table, mine, least)
+            if gain > 0:
+                sizes[here] -= 1
+                sizes[goal] += 1
+                gained += gain
+    return gained

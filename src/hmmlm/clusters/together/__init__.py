@@ -1,6 +1,8 @@
-"""Compiled loops that several threads run together, meeting many times a second.
+"""Compiled loops in which other threads help, thousands of times a second.
 
-`barrier` and `take` are for the loops, `run` starts them. The caller is one of the threads.
+One thread, the caller's, leads: it announces pieces of work (`instructions.announce`), does pieces
+itself and waits until all are done. The others do what pieces they get. A helper that the system
+holds up between two pieces holds up nobody.
 """
 
 import os
@@ -13,35 +15,46 @@ import numpy as np
 
 from hmmlm.errors import InputError
 
-# Two callers at once would each wait for threads that the other holds.
+# Two leaders at once would wait for helpers that the other has.
 _one_at_a_time = threading.Lock()
 
 
 def available_threads(wanted: int | None = None) -> int:
     """As many threads as are wanted, or as there are processors that this process may use."""
     if wanted is None:
-        has = getattr(os, "sched_getaffinity", None)  # not on every system
-        return max(1, len(has(0)) if has is not None else os.cpu_count() or 1)
+        ask = getattr(os, "sched_getaffinity", None)  # not on every system
+        return max(1, len(ask(0)) if ask is not None else os.cpu_count() or 1)
     if wanted < 1:
         raise InputError(f"threads is {wanted:,} but must be at least 1.")
     return wanted
 
 
-def run(work: Callable[[int, np.ndarray], object], threads: int) -> None:
-    """Calls `work(thread, shared)` in every thread at once, and returns when all have.
+def run(
+    lead: Callable[[np.ndarray], object],
+    help: Callable[[int, np.ndarray], object],
+    threads: int,
+) -> None:
+    """Calls `lead(board)` here and `help(thread, board)` in others, until the leader returns.
 
-    `shared` are zeros for `barrier` and `take`. The work must release the interpreter, make no
-    arrays and raise nothing: the others would wait for ever.
+    `board` is where work is announced. Helpers must release the interpreter and raise nothing:
+    the leader would wait for ever.
     """
-    shared = np.zeros(64, np.int64)
+    board = np.zeros(64, np.int64)
     if threads == 1:
-        work(0, shared)
+        lead(board)
         return
     with _one_at_a_time:
-        jobs = [_pool(threads - 1).submit(work, i, shared) for i in range(1, threads)]
-        work(0, shared)
-        for job in jobs:
-            job.result()
+        jobs = [_pool(threads - 1).submit(help, i, board) for i in range(1, threads)]
+        try:
+            lead(board)
+        finally:
+            board[STOP] = 1
+            for job in jobs:
+                job.result()
+
+
+STOP = 48
+"""The place on the board that tells helpers to return."""
 
 
 @cache
