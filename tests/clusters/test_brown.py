@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from clusters.texts import as_dict, bigrams_of, information, lines_of_classes, partition, toy
-from hmmlm.clusters.brown import brown, merge_tree, merge_words
+from hmmlm.clusters.brown import brown, merge_down, merge_tree, merge_words
 from hmmlm.clusters.counts import mutual_information
 from hmmlm.errors import InputError
 
@@ -118,6 +118,21 @@ def test_the_tree_of_other_clusters():
     assert mutual_information(bigrams, found.cluster_of_word) == pytest.approx(
         mutual_information(bigrams, drawn), abs=1e-12
     )
+
+
+@pytest.mark.parametrize("alone", [[], [4, 9]])
+def test_merging_down_is_best_too(alone):
+    bigrams, pairs = toy(seed=7)
+    many = brown(bigrams, 12, alone=alone).cluster_of_word
+    for number in range(11, 3, -1):
+        cluster_of = as_dict(many)
+        names = set(cluster_of.values()) - {cluster_of[word] for word in alone}
+        best = max(information(pairs, joined(cluster_of, c, d)) for c, d in combinations(names, 2))
+        many = merge_down(bigrams, many, number, alone=alone)
+        found = as_dict(many)
+        assert information(pairs, found) == pytest.approx(best, abs=1e-12)
+        assert len(set(found.values())) == number
+        assert all(list(found.values()).count(found[word]) == 1 for word in alone)
 
 
 def test_any_number_of_threads_gives_the_same():

@@ -6,7 +6,7 @@ import pytest
 from clusters.texts import as_dict, bigrams_of, information, lines_of_classes, partition, toy
 from hmmlm.clusters.brown import brown
 from hmmlm.clusters.counts import mutual_information
-from hmmlm.clusters.exchange import START_FROM_BROWN, exchange
+from hmmlm.clusters.exchange import WIDE_START, exchange
 from hmmlm.errors import InputError
 
 
@@ -47,7 +47,7 @@ def test_no_word_would_gain_by_moving(seed, lines):
                 assert information(pairs, {**cluster_of, word: c}) <= best + 1e-8
 
 
-def test_it_beats_its_start():
+def test_it_beats_brown():
     bigrams = bigrams_of(lines_of_classes(2000, seed=1, words=300, classes=17), 301)
     for clusters in (5, 10, 40):
         merged = mutual_information(bigrams, brown(bigrams, clusters).cluster_of_word)
@@ -63,8 +63,8 @@ def test_planted_classes_are_found():
 
 
 def test_the_start_of_many_classes(monkeypatch):
-    monkeypatch.setattr("hmmlm.clusters.exchange.START_FROM_BROWN", 3)
-    assert START_FROM_BROWN == 512
+    monkeypatch.setattr("hmmlm.clusters.exchange.WIDE_START", 3)
+    assert WIDE_START == 1024
     bigrams = bigrams_of(lines_of_classes(2000, seed=1, words=300, classes=17), 301)
     start = np.full(301, -1)
     start[bigrams.by_count()] = np.minimum(np.arange(bigrams.num_types), 39)
@@ -97,9 +97,7 @@ def test_any_number_of_threads_gives_the_same():
     bigrams = bigrams_of(lines_of_classes(400, seed=4, words=200, classes=11), 201)
     heard = []
     first = exchange(bigrams, 20, threads=1, progress=heard.append)
-    assert (
-        sum(heard) % bigrams.num_types == bigrams.num_types - 20
-    )  # those that Brown merged, and whole passes
+    assert sum(heard) % bigrams.num_types == 0 and sum(heard) > 2 * bigrams.num_types
     for threads in (1, 2, 3):
         again = exchange(bigrams, 20, threads=threads)
         np.testing.assert_array_equal(again.cluster_of_word, first.cluster_of_word)

@@ -109,6 +109,21 @@ def from_tree(
     return Clustering(place[cluster_of_word], tuple(path for path, _ in found))
 
 
+def joined(pairs: Int[np.ndarray, "P 2"], size: int) -> Int[np.ndarray, " N"]:
+    """A number for each of `size` things, the same for those that pairs join, from 0 on."""
+    stands_for = list(range(size))
+
+    def find(one: int) -> int:
+        while stands_for[one] != one:
+            stands_for[one] = stands_for[stands_for[one]]
+            one = stands_for[one]
+        return one
+
+    for one, other in pairs.tolist():
+        stands_for[find(other)] = find(one)
+    return np.unique([find(one) for one in range(size)], return_inverse=True)[1]
+
+
 def check_number(clusters: int, types: int) -> None:
     """Refuses a number of clusters that the text does not have words for."""
     if clusters < 1:

@@ -14,6 +14,7 @@ from hmmlm.clusters.clustering import (
     check_clusters,
     check_number,
     from_tree,
+    joined,
 )
 from hmmlm.clusters.counts import Bigrams, n_log_n_table
 
@@ -80,6 +81,36 @@ def merge_tree(
     bigrams: Bigrams, cluster_of_word: Int[np.ndarray, " V"], *, threads: int | None = None
 ) -> Clustering:
     """Bit strings for clusters made otherwise: they are merged as Brown would. O(M^3)."""
+    merges = _merge_classes(bigrams, cluster_of_word, (), threads)
+    kept = np.flatnonzero(cluster_of_word >= 0)
+    example = np.zeros(len(merges) + 1, np.int64)
+    example[cluster_of_word[kept]] = kept  # a word of each cluster stands for it
+    return from_tree(cluster_of_word, bigrams.words, example[merges])
+
+
+def merge_down(
+    bigrams: Bigrams,
+    cluster_of_word: Int[np.ndarray, " V"],
+    clusters: int,
+    *,
+    alone: Sequence[int] = (),
+    threads: int | None = None,
+) -> Int[np.ndarray, " V"]:
+    """Fewer clusters out of many: those merge first that Brown would. O(M^3) for M to begin with.
+
+    The clusters of words of `alone` stay as they are.
+    """
+    own = sorted({int(cluster_of_word[word]) for word in alone})
+    merges = _merge_classes(bigrams, cluster_of_word, own, threads)
+    check_number(clusters, len(merges) + 1)
+    labels = joined(merges[: len(merges) + 1 - clusters], len(merges) + 1)
+    return np.append(labels, -1)[cluster_of_word]
+
+
+def _merge_classes(
+    bigrams: Bigrams, cluster_of_word: np.ndarray, alone: Sequence[int], threads: int | None
+) -> np.ndarray:
+    """The merges of all clusters into one, each as two of the clusters."""
     check_clusters(cluster_of_word, bigrams.vocab_size)
     number = int(cluster_of_word.max(initial=-1)) + 1
     kept = cluster_of_word >= 0
@@ -87,13 +118,7 @@ def merge_tree(
     keys = np.flatnonzero(counts)
     sizes = np.bincount(cluster_of_word[kept], bigrams.words[kept], minlength=number)
     classes = Bigrams.from_keys(sizes.astype(np.int64), keys, counts[keys])
-    state = _State(classes, number, [], together.available_threads(threads))
-    state.start(np.arange(number), number)
-    merges = state.shrink(number)
-    # A word of each cluster stands for it.
-    example = np.zeros(number, np.int64)
-    example[cluster_of_word[kept]] = np.flatnonzero(kept)
-    return from_tree(cluster_of_word, bigrams.words, example[merges])
+    return merge_words(classes, number, alone=alone, threads=threads)[1]
 
 
 class _State:

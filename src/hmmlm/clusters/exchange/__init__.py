@@ -6,14 +6,14 @@ import numpy as np
 from jaxtyping import Int
 
 from hmmlm.clusters import together
-from hmmlm.clusters.brown import brown, merge_tree
+from hmmlm.clusters.brown import merge_down, merge_tree
 from hmmlm.clusters.clustering import Clustering, check_alone, check_clusters, check_number
 from hmmlm.clusters.counts import Bigrams, n_log_n_table
 from hmmlm.clusters.exchange import compiled
 from hmmlm.errors import InputError
 
-START_FROM_BROWN = 512
-"""Classes up to which the clusters of Brown are the start: they end better, and cost little yet."""
+WIDE_START = 1024
+"""Classes up to which twice as many are made first: it ends better, and above takes too long."""
 
 BATCH = 64
 """Words that are looked at side by side before those that gain are moved."""
@@ -37,10 +37,10 @@ def exchange(
 
     Kneser & Ney 1993, Martin et al. 1998: each word in turn, frequent ones first, goes to the class
     that adds most. No move lowers the mutual information. It stops after a pass that added less
-    than `tolerance` of all, or after `passes`. `start` gives each word that occurs a class; without
-    it the start is Brown's clusters, or above 512 classes the most frequent words in one each and
-    the rest in the last. Words of `alone` keep a class of their own. The bit strings come from
-    merging the classes in the end, as Brown does.
+    than `tolerance` of all, or after `passes`. `start` gives each word that occurs a class. Without
+    it the most frequent words start in one each and the rest in the last; up to 1,024 classes, a
+    few passes with twice as many come first, which are then merged as Brown does. Words of `alone`
+    keep a class of their own. The bit strings come from merging the classes in the end.
 
     The result does not depend on the number of threads. `progress(words)` hears how many more
     were looked at. Time: O(M D) a pass, where D is the number of pairs of a word and a neighbouring
@@ -52,20 +52,23 @@ def exchange(
     if start is not None:
         _check_start(start, bigrams, clusters, alone)
         classes = start.astype(np.int64)
-    elif clusters <= START_FROM_BROWN:
-        found = brown(bigrams, clusters, alone=alone, threads=threads, progress=progress)
-        classes = found.cluster_of_word.astype(np.int64)
+    elif clusters <= WIDE_START and 2 * clusters <= bigrams.num_types:
+        wide = _frequent_words(bigrams, 2 * clusters, alone)
+        _State(bigrams, wide, 2 * clusters, alone, threads).settle(passes, 1e-2, progress)
+        classes = merge_down(bigrams, wide, clusters, alone=alone, threads=threads)
     else:
-        order = bigrams.by_count()
-        order = np.concatenate([np.array(alone, np.int64), order[~np.isin(order, alone)]])
-        classes = np.full(bigrams.vocab_size, -1)
-        classes[order] = np.minimum(np.arange(len(order)), clusters - 1)
-    state = _State(bigrams, classes, clusters, alone, threads)
-    for _ in range(passes):
-        gained = state.improve(progress)
-        if gained <= tolerance * state.information():
-            break
+        classes = _frequent_words(bigrams, clusters, alone)
+    _State(bigrams, classes, clusters, alone, threads).settle(passes, tolerance, progress)
     return merge_tree(bigrams, classes.astype(np.int32), threads=threads)
+
+
+def _frequent_words(bigrams: Bigrams, clusters: int, alone: Sequence[int]) -> np.ndarray:
+    """The most frequent words in a class each, those of `alone` first, and the rest in the last."""
+    order = bigrams.by_count()
+    order = np.concatenate([np.array(alone, np.int64), order[~np.isin(order, alone)]])
+    classes = np.full(bigrams.vocab_size, -1)
+    classes[order] = np.minimum(np.arange(len(order)), clusters - 1)
+    return classes
 
 
 class _State:
@@ -90,6 +93,12 @@ class _State:
             *np.zeros((2, threads, 2, size), np.int64),
             np.zeros((threads, size)),
         )
+
+    def settle(self, passes: int, tolerance: float, progress: Callable[[int], None] | None) -> None:
+        """Passes until one gains no more than `tolerance` of all."""
+        for _ in range(passes):
+            if self.improve(progress) <= tolerance * self.information():
+                return
 
     def improve(self, progress: Callable[[int], None] | None) -> float:
         """One pass over all words; gives what it gained, in nats a pair."""
