@@ -101,16 +101,21 @@ def merge_down(
     The clusters of words of `alone` stay as they are.
     """
     own = sorted({int(cluster_of_word[word]) for word in alone})
-    merges = _merge_classes(bigrams, cluster_of_word, own, threads)
-    check_number(clusters, len(merges) + 1)
-    labels = joined(merges[: len(merges) + 1 - clusters], len(merges) + 1)
+    number = int(cluster_of_word.max(initial=-1)) + 1
+    check_number(clusters, number)
+    merges = _merge_classes(bigrams, cluster_of_word, own, threads, left=clusters)
+    labels = joined(merges, number)
     return np.append(labels, -1)[cluster_of_word]
 
 
 def _merge_classes(
-    bigrams: Bigrams, cluster_of_word: np.ndarray, alone: Sequence[int], threads: int | None
+    bigrams: Bigrams,
+    cluster_of_word: np.ndarray,
+    alone: Sequence[int],
+    threads: int | None,
+    left: int = 1,
 ) -> np.ndarray:
-    """The merges of all clusters into one, each as two of the clusters."""
+    """The merges of clusters until so many are left, each as two of the clusters."""
     check_clusters(cluster_of_word, bigrams.vocab_size)
     number = int(cluster_of_word.max(initial=-1)) + 1
     kept = cluster_of_word >= 0
@@ -118,7 +123,9 @@ def _merge_classes(
     keys = np.flatnonzero(counts)
     sizes = np.bincount(cluster_of_word[kept], bigrams.words[kept], minlength=number)
     classes = Bigrams.from_keys(sizes.astype(np.int64), keys, counts[keys])
-    return merge_words(classes, number, alone=alone, threads=threads)[1]
+    state = _State(classes, number, alone, together.available_threads(threads))
+    state.start(np.arange(number), number)
+    return state.shrink(number, left)
 
 
 class _State:
@@ -144,7 +151,7 @@ class _State:
         pieces = 1 if threads == 1 else 2 * threads
         self.work = (
             np.zeros((pieces, 2, size), np.int64),
-            np.zeros((pieces, 2, size)),
+            np.zeros((pieces, 3, size)),
             np.zeros((pieces, 3, size)),
             np.zeros((pieces, 3)),
         )
@@ -172,7 +179,7 @@ class _State:
         slot_of_word[slot_of_word == self.size - 1] = free
         compiled.move(free, self.size - 1, self.slots, self.words)
 
-    def shrink(self, number: int) -> np.ndarray:
+    def shrink(self, number: int, left: int = 1) -> np.ndarray:
         merges = np.zeros((number - 1, 2), np.int64)
-        self._run(compiled.shrink, number, 1, merges)
-        return merges[::-1]
+        self._run(compiled.shrink, number, left, merges)
+        return merges[left - 1 :][::-1]

@@ -7,7 +7,7 @@ row. With f(n) = n log n and p(x, y) = f(x) + f(y) - f(x + y), merging a and b l
     sum over x of p(ahead[a, x], ahead[b, x]) + p(back[a, x], back[b, x]), put right where x is a
     or b (`_own`), and less what their frequencies say (see `_scan`).
 
-`loss` holds the first two for all pairs. A word that comes in changes it only for pairs of its
+`loss[c, d]` holds the first two for c > d. A word that comes in changes it only for pairs of its
 neighbours, and cluster b that joins a only in the rows of b's neighbours.
 """
 
@@ -76,17 +76,48 @@ def _take_in(word, s, size, texts, words, slots):  # pragma: no cover
 
 
 @compile_loop
-def _enter(s, size, slots, table, lists, piece, pieces):  # pragma: no cover
+def _frequencies(a, d, firsts, seconds, slots):  # pragma: no cover
+    """Notes the logarithms of how often a or d come first and second."""
+    c, e = max(a, d), min(a, d)
+    slots[3][c, e] = np.log(np.float64(max(1, firsts)))
+    slots[4][c, e] = np.log(np.float64(max(1, seconds)))
+
+
+@compile_loop
+def _fill(size, slots, table, sums, piece, pieces):  # pragma: no cover
+    """All losses from the counts. sums[c] is the sum over x of f of the pairs of c and x."""
+    ahead, back, loss, _, _, marginals = slots
+    for c in range(piece, size, pieces):
+        for d in range(c):
+            # Four sums: an addition need not wait for the one before.
+            one = two = three = four = 0.0
+            for x in range(0, size - size % 2, 2):
+                one += _f(ahead[c, x] + ahead[d, x], table)
+                two += _f(back[c, x] + back[d, x], table)
+                three += _f(ahead[c, x + 1] + ahead[d, x + 1], table)
+                four += _f(back[c, x + 1] + back[d, x + 1], table)
+            if size % 2:
+                one += _f(ahead[c, size - 1] + ahead[d, size - 1], table)
+                two += _f(back[c, size - 1] + back[d, size - 1], table)
+            own = _own(ahead[c, c], ahead[c, d], ahead[d, c], ahead[d, d], table)
+            loss[c, d] = (sums[c] + sums[d]) - ((one + two) + (three + four)) + own
+            if marginals[4, c] + marginals[4, d] > 0:
+                loss[c, d] += NEVER
+            firsts, seconds = marginals[0, c] + marginals[0, d], marginals[1, c] + marginals[1, d]
+            _frequencies(c, d, firsts, seconds, slots)
+
+
+@compile_loop
+def _enter(s, size, slots, table, lists, row, piece, pieces):  # pragma: no cover
     """The losses of pairs of neighbours of a new slot s, and of s with everyone."""
-    ahead, back, loss, log_firsts, log_seconds, marginals = slots
+    ahead, back, loss, _, _, marginals = slots
     first, stop = size * piece // pieces, size * (piece + 1) // pieces
     for d in range(first, stop):
-        loss[s, d] = _own(ahead[s, s], ahead[s, d], ahead[d, s], ahead[d, d], table)
+        row[d] = _own(ahead[s, s], ahead[s, d], ahead[d, s], ahead[d, d], table)
         if marginals[4, s] + marginals[4, d] > 0:
-            loss[s, d] += NEVER
-        c, e = max(s, d), min(s, d)
-        log_firsts[c, e] = np.log(np.float64(max(1, marginals[0, s] + marginals[0, d])))
-        log_seconds[c, e] = np.log(np.float64(max(1, marginals[1, s] + marginals[1, d])))
+            row[d] += NEVER
+        firsts, seconds = marginals[0, s] + marginals[0, d], marginals[1, s] + marginals[1, d]
+        _frequencies(s, d, firsts, seconds, slots)
     for direction in range(2):
         counts, across = (ahead, back) if direction == 0 else (back, ahead)
         number = _neighbours(counts[s], size, lists[direction])
@@ -96,16 +127,16 @@ def _enter(s, size, slots, table, lists, piece, pieces):  # pragma: no cover
             own = _f(n, table)
             for d in range(first, stop):
                 m = across[x, d]
-                loss[s, d] += (own + _f(m, table)) - _f(n + m, table)
+                row[d] += (own + _f(m, table)) - _f(n + m, table)
             if x % pieces != piece or x == s:
                 continue
-            for j in range(number):
+            for j in range(i):
                 d = lists[direction, j]
                 if d != s:
                     m = counts[s, d]
                     loss[x, d] += (own + _f(m, table)) - _f(n + m, table)
     for d in range(first, stop):
-        loss[d, s] = loss[s, d]
+        loss[max(s, d), min(s, d)] = row[d]
 
 
 # The least of a row is found on vectors if no number is nan.
@@ -169,27 +200,22 @@ def _choose(found, pieces):  # pragma: no cover
 @compile_loop
 def _merge_losses(a, b, size, slots, table, lists, units, piece, pieces):  # pragma: no cover
     """All losses as they are when b has joined a; the counts are those from before."""
-    ahead, back, loss, log_firsts, log_seconds, marginals = slots
+    ahead, back, loss, _, _, marginals = slots
     first, stop = size * piece // pieces, size * (piece + 1) // pieces
     aa, ab, ba, bb = ahead[a, a], ahead[a, b], ahead[b, a], ahead[b, b]
+    whole, row = aa + ab + ba + bb, units[2]
     for d in range(first, stop):
         if d in (a, b):
+            row[d] = 0
             continue
         ad, da, bd, db, dd = ahead[a, d], back[a, d], ahead[b, d], back[b, d], ahead[d, d]
-        whole = aa + ab + ba + bb
-        change = _own(whole, ad + bd, da + db, dd, table) - _own(aa, ad, da, dd, table)
-        change += _p(whole, da + db, table) - (_p(aa, da, table) + _p(ab, db, table))
-        change += _p(whole, ad + bd, table) - (_p(aa, ad, table) + _p(ba, bd, table))
-        loss[a, d] += change
-        c, e = max(a, d), min(a, d)
-        total = marginals[0, a] + marginals[0, b] + marginals[0, d]
-        log_firsts[c, e] = np.log(np.float64(max(1, total)))
-        total = marginals[1, a] + marginals[1, b] + marginals[1, d]
-        log_seconds[c, e] = np.log(np.float64(max(1, total)))
-    numbers = (
-        _neighbours(ahead[b], size, lists[0]),
-        _neighbours(back[b], size, lists[1]),
-    )
+        row[d] = _own(whole, ad + bd, da + db, dd, table) - _own(aa, ad, da, dd, table)
+        row[d] += _p(whole, da + db, table) - (_p(aa, da, table) + _p(ab, db, table))
+        row[d] += _p(whole, ad + bd, table) - (_p(aa, ad, table) + _p(ba, bd, table))
+        firsts = marginals[0, a] + marginals[0, b] + marginals[0, d]
+        seconds = marginals[1, a] + marginals[1, b] + marginals[1, d]
+        _frequencies(a, d, firsts, seconds, slots)
+    numbers = (_neighbours(ahead[b], size, lists[0]), _neighbours(back[b], size, lists[1]))
     for direction in range(2):
         counts, across = (ahead, back) if direction == 0 else (back, ahead)
         unit = units[direction]
@@ -204,9 +230,10 @@ def _merge_losses(a, b, size, slots, table, lists, units, piece, pieces):  # pra
             own = _f(more, table) - _f(n, table)
             for d in range(first, stop):
                 m = across[x, d]
-                loss[a, d] += own - (_f(more + m, table) - _f(n + m, table))
+                row[d] += own - (_f(more + m, table) - _f(n + m, table))
     for d in range(first, stop):
-        loss[d, a] = loss[a, d]
+        if d not in (a, b):
+            loss[max(a, d), min(a, d)] += row[d]
     for c in range(piece, size, pieces):
         if c in (a, b) or (ahead[b, c] == 0 and back[b, c] == 0):
             continue
@@ -214,23 +241,26 @@ def _merge_losses(a, b, size, slots, table, lists, units, piece, pieces):  # pra
             counts, unit = (ahead if direction == 0 else back), units[direction]
             ca, cb, own = counts[a, c], counts[b, c], unit[c]
             if cb != 0:
-                for d in range(size):
+                for d in range(c):
                     da, db = counts[a, d], counts[b, d]
                     split = _f(ca + da, table) + _f(cb + db, table)
-                    change = (own + unit[d]) + (split - _f(ca + da + cb + db, table))
-                    if d != a and d != b:
-                        loss[c, d] += change
+                    row[d] = (own + unit[d]) + (split - _f(ca + da + cb + db, table))
+                row[a], row[b] = 0, 0
+                for d in range(c):
+                    loss[c, d] += row[d]
+                # A later row that has no pairs with b is visited by nobody else.
+                for d in range(c + 1, size):
+                    if ahead[b, d] == 0 and back[b, d] == 0 and d not in (a, b):
+                        da = counts[a, d]
+                        split = _f(ca + da, table) + _f(cb, table)
+                        loss[d, c] += own + (split - _f(ca + da + cb, table))
             else:
                 for i in range(numbers[direction]):
                     d = lists[direction, i]
-                    da, db = counts[a, d], counts[b, d]
-                    split = _f(ca + da, table) + _f(cb + db, table)
-                    change = (own + unit[d]) + (split - _f(ca + da + cb + db, table))
-                    if d != a and d != b:
-                        loss[c, d] += change
-        for d in range(size):
-            if ahead[b, d] == 0 and back[b, d] == 0 and d != a and d != b:
-                loss[d, c] = loss[c, d]
+                    if d < c and d not in (a, b):
+                        da, db = counts[a, d], counts[b, d]
+                        split = _f(ca + da, table) + _f(db, table)
+                        loss[c, d] += unit[d] + (split - _f(ca + da + db, table))
 
 
 @compile_loop
@@ -268,7 +298,7 @@ def _order(a, b, size, slots):  # pragma: no cover
 
 
 # The kinds of work that threads share; `job` says which, and for which slots.
-_ENTER, _SCAN, _MERGE = 0, 1, 2
+_FILL, _ENTER, _SCAN, _MERGE = 0, 1, 2, 3
 
 
 @compile_loop
@@ -277,8 +307,10 @@ def _do(piece, job, slots, table, work):  # pragma: no cover
     lists, units, sums, found = work
     kind, a, b, size, first = job[0], job[1], job[2], job[3], job[4]
     i, pieces = piece - first, found.shape[0]
-    if kind == _ENTER:
-        _enter(a, size, slots, table, lists[i], i, pieces)
+    if kind == _FILL:
+        _fill(size, slots, table, units[0, 0], i, pieces)
+    elif kind == _ENTER:
+        _enter(a, size, slots, table, lists[i], units[i, 2], i, pieces)
     elif kind == _SCAN:
         _scan(size, slots, sums[i], found[i], i, pieces)
     else:
@@ -314,9 +346,14 @@ def _share(kind, a, b, size, job, slots, table, work, board):  # pragma: no cove
 @compile_loop
 def start(order, window, texts, words, job, slots, table, work, board):  # pragma: no cover
     """Takes in the first words, one slot each."""
+    sums = work[1][0, 0]
     for s in range(window):
         _take_in(order[s], s, s + 1, texts, words, slots)
-        _share(_ENTER, s, s, s + 1, job, slots, table, work, board)
+    for c in range(window):
+        sums[c] = 0
+        for x in range(window):
+            sums[c] += _f(slots[0][c, x], table) + _f(slots[1][c, x], table)
+    _share(_FILL, 0, 0, window, job, slots, table, work, board)
 
 
 @compile_loop
@@ -360,13 +397,10 @@ def move(b, last, slots, words):  # pragma: no cover
         for d in range(last + 1):
             counts[d, b] = counts[d, last]
             counts[d, last] = 0
-    for d in range(last):
-        loss[b, d] = loss[last, d]
-        loss[d, b] = loss[last, d]
-        c, e = max(b, d), min(b, d)
-        if b != d:
-            log_firsts[c, e] = log_firsts[last, d]
-            log_seconds[c, e] = log_seconds[last, d]
+    for table in (loss, log_firsts, log_seconds):
+        for d in range(last):
+            if d != b:
+                table[max(b, d), min(b, d)] = table[last, d]
     for i in range(5):
         marginals[i, b] = marginals[i, last]
         marginals[i, last] = 0
