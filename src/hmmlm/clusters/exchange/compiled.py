@@ -58,20 +58,48 @@ def _gain_of(c, here, itself, tables, word_sums, by_class, listed, numbers, tabl
 
 
 @compile_loop
-def _add_row(counts, row, more, table, gains, size, largest):  # pragma: no cover
-    """gains[c] += f(counts[row, c] + more) - f(counts[row, c])."""
-    if largest + more < table.shape[0]:
+def list_cells(counts, listed):  # pragma: no cover
+    """Lists the cells of each row that are not zero: their number, then their columns.
+
+    A row with more of them than there is room for has -1 instead.
+    """
+    size, room = counts.shape[0], listed.shape[1] - 1
+    for d in range(size):
+        found = 0
         for c in range(size):
-            n = counts[row, c]
-            gains[c] += table[n + more] - table[n]
-    else:
-        for c in range(size):
-            n = counts[row, c]
-            gains[c] += _f(n + more, table) - _f(n, table)
+            if counts[d, c] != 0:
+                if found == room:
+                    found = -1
+                    break
+                found += 1
+                listed[d, found] = c
+        listed[d, 0] = found
 
 
 @compile_loop
-def _best(word, texts, class_of_word, tables, is_open, table, scratch):  # pragma: no cover
+def _add_row(counts, cells, d, more, table, gains, largest):  # pragma: no cover
+    """gains[c] += f(counts[d, c] + more) - f(counts[d, c]) - f(more), which is 0 for empty cells.
+
+    Cells that were filled since they were listed are left out; a move is checked before it is made.
+    """
+    own = _f(more, table)
+    if cells[d, 0] >= 0:
+        for i in range(1, cells[d, 0] + 1):
+            c = cells[d, i]
+            n = counts[d, c]
+            gains[c] += (_f(n + more, table) - _f(n, table)) - own
+    elif largest + more < table.shape[0]:
+        for c in range(gains.shape[0]):
+            n = counts[d, c]
+            gains[c] += (table[n + more] - table[n]) - own
+    else:
+        for c in range(gains.shape[0]):
+            n = counts[d, c]
+            gains[c] += (_f(n + more, table) - _f(n, table)) - own
+
+
+@compile_loop
+def _best(word, texts, class_of_word, tables, cells, is_open, table, scratch):  # pragma: no cover
     """The class in which a word adds most."""
     offsets, others, counts, back_offsets, back_others, back_counts, firsts_of, seconds_of = texts
     ahead, back, firsts, seconds = tables
@@ -94,19 +122,23 @@ def _best(word, texts, class_of_word, tables, is_open, table, scratch):  # pragm
         )
         gains[c] -= _f(firsts[c] + word_sums[0], table) - _f(firsts[c], table)
         gains[c] -= _f(seconds[c] + word_sums[1], table) - _f(seconds[c], table)
+    apart = 0.0  # what a class without any of these pairs would gain
     for direction in range(2):
         across, sums = (back, seconds) if direction == 0 else (ahead, firsts)
+        filled = cells[1] if direction == 0 else cells[0]
         other = by_class[1 - direction]
         for i in range(numbers[direction]):
             d = listed[direction, i]
             more = by_class[direction, d]
+            apart += _f(more, table)
             if d != here:
-                _add_row(across, d, more, table, gains, size, sums[d])
+                _add_row(across, filled, d, more, table, gains, sums[d])
             else:
+                own = _f(more, table)
                 for c in range(size):
                     n = across[d, c] - other[c]
-                    gains[c] += _f(n + more, table) - _f(n, table)
-    stay = _gain_of(here, here, itself, tables, word_sums, by_class, listed, numbers, table)
+                    gains[c] += (_f(n + more, table) - _f(n, table)) - own
+    stay = _gain_of(here, here, itself, tables, word_sums, by_class, listed, numbers, table) - apart
     best, most = here, stay
     for c in range(size):
         if gains[c] > most and c != here and is_open[c]:
@@ -163,22 +195,35 @@ def _move(word, goal, texts, class_of_word, tables, table, scratch, least):  # p
 
 
 @compile_loop
-def _look(piece, job, order, goals, texts, class_of_word, tables, is_open, table, scratch, thread):
+def _look(
+    piece, job, order, goals, texts, class_of_word, tables, cells, is_open, table, scratch, thread
+):
     """The best class for one word of the batch that is announced."""  # pragma: no cover
     mine = (scratch[0][thread], scratch[1][thread], scratch[2][thread])
     i = piece - job[0]
-    goals[i] = _best(order[job[1] + i], texts, class_of_word, tables, is_open, table, mine)
+    goals[i] = _best(order[job[1] + i], texts, class_of_word, tables, cells, is_open, table, mine)
 
 
 @compile_loop
 def help(
-    job, order, goals, texts, class_of_word, tables, is_open, table, scratch, thread, board
+    job, order, goals, texts, class_of_word, tables, cells, is_open, table, scratch, thread, board
 ):  # pragma: no cover
     """What the other threads run."""
     piece = take_or_wait(board)
     while piece >= 0:
         _look(
-            piece, job, order, goals, texts, class_of_word, tables, is_open, table, scratch, thread
+            piece,
+            job,
+            order,
+            goals,
+            texts,
+            class_of_word,
+            tables,
+            cells,
+            is_open,
+            table,
+            scratch,
+            thread,
         )
         finish(board)
         piece = take_or_wait(board)
@@ -196,6 +241,7 @@ def improve(
     texts,
     class_of_word,
     tables,
+    cells,
     is_open,
     table,
     scratch,
@@ -217,7 +263,18 @@ def improve(
         piece = take(board)
         while piece >= 0:
             _look(
-                piece, job, order, goals, texts, class_of_word, tables, is_open, table, scratch, 0
+                piece,
+                job,
+                order,
+                goals,
+                texts,
+                class_of_word,
+                tables,
+                cells,
+                is_open,
+                table,
+                scratch,
+                0,
             )
             finish(board)
             piece = take(board)
