@@ -86,7 +86,6 @@ class _State:
         kind = np.int32 if self.total < 1 << 31 else np.int64
         ahead, back = counts.astype(kind), counts.T.astype(kind, order="C")
         self.tables = (ahead, back, counts.sum(1), counts.sum(0))
-        self.cells = tuple(np.zeros((2, size, size // 3 + 1), np.int32))
         self.sizes = np.bincount(classes[classes >= 0], minlength=size)
         self.is_open = np.ones(size, np.bool_)
         self.is_open[classes[list(alone)]] = False
@@ -113,7 +112,6 @@ class _State:
             self.texts,
             self.classes,
             self.tables,
-            self.cells,
             self.is_open,
             self.table,
             self.scratch,
@@ -121,8 +119,6 @@ class _State:
         for begin in range(0, len(self.order), _STRETCH):
             stop = min(begin + _STRETCH, len(self.order))
             shared[0][:] = 0
-            for counts, cells in zip(self.tables[:2], self.cells, strict=True):
-                compiled.list_cells(counts, cells)
             own = (begin, stop, self.sizes, least)
             together.run(
                 lambda board, own=own: gained.append(compiled.improve(*own, *shared, board)),

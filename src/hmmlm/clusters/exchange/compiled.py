@@ -58,48 +58,30 @@ def _gain_of(c, here, itself, tables, word_sums, by_class, listed, numbers, tabl
 
 
 @compile_loop
-def list_cells(counts, listed):  # pragma: no cover
-    """Lists the cells of each row that are not zero: their number, then their columns.
-
-    A row with more of them than there is room for has -1 instead.
-    """
-    size, room = counts.shape[0], listed.shape[1] - 1
-    for d in range(size):
-        found = 0
-        for c in range(size):
-            if counts[d, c] != 0:
-                if found == room:
-                    found = -1
-                    break
-                found += 1
-                listed[d, found] = c
-        listed[d, 0] = found
-
-
-@compile_loop
-def _add_row(counts, cells, d, more, table, gains, largest):  # pragma: no cover
-    """gains[c] += f(counts[d, c] + more) - f(counts[d, c]) - f(more), which is 0 for empty cells.
-
-    Cells that were filled since they were listed are left out; a move is checked before it is made.
-    """
-    own = _f(more, table)
-    if cells[d, 0] >= 0:
-        for i in range(1, cells[d, 0] + 1):
-            c = cells[d, i]
-            n = counts[d, c]
-            gains[c] += (_f(n + more, table) - _f(n, table)) - own
-    elif largest + more < table.shape[0]:
+def _add_row(counts, d, more, table, gains, largest):  # pragma: no cover
+    """gains[c] += f(counts[d, c] + more) - f(counts[d, c])."""
+    if largest + more < table.shape[0]:
         for c in range(gains.shape[0]):
             n = counts[d, c]
-            gains[c] += (table[n + more] - table[n]) - own
+            gains[c] += table[n + more] - table[n]
     else:
         for c in range(gains.shape[0]):
             n = counts[d, c]
-            gains[c] += (_f(n + more, table) - _f(n, table)) - own
+            gains[c] += _f(n + more, table) - _f(n, table)
 
 
 @compile_loop
-def _best(word, texts, class_of_word, tables, cells, is_open, table, scratch):  # pragma: no cover
+def _within(n, ahead, back, itself, table):  # pragma: no cover
+    """What is to be added where pairs with words of one class were counted as if of two.
+
+    It is 0 for a word without pairs with itself that has words of the class on one side only.
+    """
+    apart = (_f(n + ahead, table) - _f(n, table)) + (_f(n + back, table) - _f(n, table))
+    return (_f(n + ahead + back + itself, table) - _f(n, table)) - apart
+
+
+@compile_loop
+def _best(word, texts, class_of_word, tables, is_open, table, scratch):  # pragma: no cover
     """The class in which a word adds most."""
     offsets, others, counts, back_offsets, back_others, back_counts, firsts_of, seconds_of = texts
     ahead, back, firsts, seconds = tables
@@ -113,32 +95,27 @@ def _best(word, texts, class_of_word, tables, cells, is_open, table, scratch):  
     numbers = (n, m)
     word_sums = (firsts_of[word], seconds_of[word])
     for c in range(size):
-        both = by_class[0, c] + by_class[1, c]
-        # Pairs with words of the same class are counted below as two of another: put that right.
-        n = ahead[c, c]
-        gains[c] = (_f(n + both + itself, table) - _f(n, table)) - (
-            (_f(n + by_class[0, c], table) - _f(n, table))
-            + (_f(n + by_class[1, c], table) - _f(n, table))
-        )
-        gains[c] -= _f(firsts[c] + word_sums[0], table) - _f(firsts[c], table)
-        gains[c] -= _f(seconds[c] + word_sums[1], table) - _f(seconds[c], table)
-    apart = 0.0  # what a class without any of these pairs would gain
+        gains[c] = _f(firsts[c], table) - _f(firsts[c] + word_sums[0], table)
+        gains[c] += _f(seconds[c], table) - _f(seconds[c] + word_sums[1], table)
+        if itself > 0:
+            gains[c] += _within(ahead[c, c], by_class[0, c], by_class[1, c], itself, table)
+    if itself == 0:
+        for i in range(numbers[0]):
+            c = listed[0, i]
+            gains[c] += _within(ahead[c, c], by_class[0, c], by_class[1, c], 0, table)
     for direction in range(2):
         across, sums = (back, seconds) if direction == 0 else (ahead, firsts)
-        filled = cells[1] if direction == 0 else cells[0]
         other = by_class[1 - direction]
         for i in range(numbers[direction]):
             d = listed[direction, i]
             more = by_class[direction, d]
-            apart += _f(more, table)
             if d != here:
-                _add_row(across, filled, d, more, table, gains, sums[d])
+                _add_row(across, d, more, table, gains, sums[d])
             else:
-                own = _f(more, table)
                 for c in range(size):
                     n = across[d, c] - other[c]
-                    gains[c] += (_f(n + more, table) - _f(n, table)) - own
-    stay = _gain_of(here, here, itself, tables, word_sums, by_class, listed, numbers, table) - apart
+                    gains[c] += _f(n + more, table) - _f(n, table)
+    stay = _gain_of(here, here, itself, tables, word_sums, by_class, listed, numbers, table)
     best, most = here, stay
     for c in range(size):
         if gains[c] > most and c != here and is_open[c]:
@@ -195,18 +172,16 @@ def _move(word, goal, texts, class_of_word, tables, table, scratch, least):  # p
 
 
 @compile_loop
-def _look(
-    piece, job, order, goals, texts, class_of_word, tables, cells, is_open, table, scratch, thread
-):
+def _look(piece, job, order, goals, texts, class_of_word, tables, is_open, table, scratch, thread):
     """The best class for one word of the batch that is announced."""  # pragma: no cover
     mine = (scratch[0][thread], scratch[1][thread], scratch[2][thread])
     i = piece - job[0]
-    goals[i] = _best(order[job[1] + i], texts, class_of_word, tables, cells, is_open, table, mine)
+    goals[i] = _best(order[job[1] + i], texts, class_of_word, tables, is_open, table, mine)
 
 
 @compile_loop
 def help(
-    job, order, goals, texts, class_of_word, tables, cells, is_open, table, scratch, thread, board
+    job, order, goals, texts, class_of_word, tables, is_open, table, scratch, thread, board
 ):  # pragma: no cover
     """What the other threads run."""
     piece = take_or_wait(board)
@@ -219,7 +194,6 @@ def help(
             texts,
             class_of_word,
             tables,
-            cells,
             is_open,
             table,
             scratch,
@@ -241,7 +215,6 @@ def improve(
     texts,
     class_of_word,
     tables,
-    cells,
     is_open,
     table,
     scratch,
@@ -270,7 +243,6 @@ def improve(
                 texts,
                 class_of_word,
                 tables,
-                cells,
                 is_open,
                 table,
                 scratch,
