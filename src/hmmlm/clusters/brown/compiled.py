@@ -245,9 +245,11 @@ def _merge_losses(a, b, size, slots, table, lists, units, piece, pieces):  # pra
                     da, db = counts[a, d], counts[b, d]
                     split = _f(ca + da, table) + _f(cb + db, table)
                     row[d] = (own + unit[d]) + (split - _f(ca + da + cb + db, table))
-                row[a], row[b] = 0, 0
-                for d in range(c):
-                    loss[c, d] += row[d]
+                # Around a and b, whose own cells may be another thread's just now.
+                low, high = min(a, b), max(a, b)
+                for begin, end in ((0, low), (low + 1, high), (high + 1, c)):
+                    for d in range(begin, min(end, c)):
+                        loss[c, d] += row[d]
                 # A later row that has no pairs with b is visited by nobody else.
                 for d in range(c + 1, size):
                     if ahead[b, d] == 0 and back[b, d] == 0 and d not in (a, b):
