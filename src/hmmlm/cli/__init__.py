@@ -7,6 +7,7 @@ import sys
 import typer
 
 from hmmlm.cli.asking import evaluate, info, next_tokens, sample, score, tag
+from hmmlm.cli.clustering import cluster
 from hmmlm.cli.making import prepare, train
 from hmmlm.cli.tour import demo
 from hmmlm.errors import InputError
@@ -18,6 +19,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command()(prepare)
+app.command()(cluster)
 app.command()(train)
 app.command()(evaluate)
 app.command()(score)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hmmlm.cli.clustering import balance_info, paths_info
 from hmmlm.cli.output import (
     Device,
     EmptyLines,
@@ -192,15 +193,17 @@ def next_tokens(
 
 
 def info(
-    folder: Annotated[Path, typer.Argument(help="A model's or a corpus' folder.")],
+    folder: Annotated[Path, typer.Argument(help="A model's or a corpus' folder, or a paths file.")],
     states: Annotated[
         int,
         typer.Option(help="How many states to show by their words.", parser=whole(0), metavar="N"),
     ] = 0,
     json: Json = False,
 ) -> None:
-    """What is in a model's folder, or a corpus'."""
-    if (folder / "corpus.json").exists():
+    """What is in a model's folder, a corpus' or a file of clusters."""
+    if folder.is_file():
+        result = paths_info(folder)
+    elif (folder / "corpus.json").exists():
         result = _corpus_info(folder)
     else:
         loaded = _load(folder, "cpu")
@@ -226,10 +229,12 @@ def say_states(model: "Model", states: Iterable[int]) -> None:
 
 
 def _model_info(model: "Model") -> dict[str, Any]:
+    from hmmlm.clusters.clustering import balance
+
     hmm, support = model.hmm, model.hmm.support
     sizes = (support.rows >= 0).sum(1)
     kind = "dense" if support.is_dense else "blocks" if support.is_partition else "overlapping"
-    return {
+    result = {
         "kind": "model",
         "states": hmm.num_states,
         "vocabulary": hmm.vocab_size,
@@ -242,15 +247,24 @@ def _model_info(model: "Model") -> dict[str, Any]:
         "made_by": f"hmmlm {model.config.get('hmmlm_version', 'unknown')}",
         "training": model.config.get("training", "unknown"),
     }
+    if kind == "blocks":
+        made = model.config.get("blocks", {})
+        sizes = balance(support.row_of_word.cpu().numpy())
+        result |= balance_info(sizes._replace(largest_share=made.get("largest_share")), "block")
+        result["blocks_from"] = made.get("origin", "unknown")
+    return result
 
 
 def _corpus_info(folder: Path) -> dict[str, Any]:
+    from hmmlm.clusters.kept import kept_clusters
     from hmmlm.data.shards import Corpus
 
     corpus = Corpus.open(folder)
     result: dict[str, Any] = {"kind": "corpus", "vocabulary": corpus.tokenizer.vocab_size}
     for name, counts in corpus.splits.items():
         result |= {f"{name}_{key}": value for key, value in counts.items()}
+    if kept := kept_clusters(folder):
+        result["kept_clusters"] = ", ".join(kept)
     return result
 
 

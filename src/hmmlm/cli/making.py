@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hmmlm.cli.clustering import Method, blocks_support
 from hmmlm.cli.output import (
     Device,
     EmptyLines,
@@ -101,6 +102,26 @@ def train(
     states: Annotated[
         int, typer.Option(help="Number of hidden states.", parser=whole(1), metavar="N")
     ] = 64,
+    blocks: Annotated[
+        int | None,
+        typer.Option(
+            help="Emission blocks, those of <eos> and <unk> included: each word can come from the "
+            "states of its block alone. By default from all states.",
+            parser=whole(2),
+            metavar="N",
+        ),
+    ] = None,
+    clusters: Annotated[
+        Path | None, typer.Option(help="A paths file to make the blocks of.")
+    ] = None,
+    cluster_by: Method = "exchange",
+    like_hmm_lm: Annotated[
+        bool,
+        typer.Option(
+            "--like-hmm-lm",
+            help="Put tokens without a cluster, <eos> too, into the last one, as Chiu & Rush did.",
+        ),
+    ] = False,
     epochs: Annotated[
         int, typer.Option(help="Passes over the training text.", parser=whole(1), metavar="N")
     ] = 10,
@@ -130,7 +151,8 @@ def train(
 ) -> None:
     """Train a model on a corpus and write its folder.
 
-    If the corpus has a valid split, the model that was best on it is kept.
+    If the corpus has a valid split, the model that was best on it is kept. With --blocks the words
+    are clustered first; the clusters are kept in the corpus' folder.
     """
     from hmmlm.data.shards import Corpus
 
@@ -142,6 +164,19 @@ def train(
     with progress_bar(f"Checking {corpus}", None):
         opened = Corpus.open(corpus)
     place = pick_device(device)
+    blocked = blocks is not None or clusters is not None
+    if like_hmm_lm and not blocked:
+        raise InputError("--like-hmm-lm says how blocks are made; it needs --blocks or --clusters.")
+    support, facts = None, {}
+    if blocked:
+        support, facts["blocks"] = blocks_support(
+            opened,
+            states,
+            blocks=blocks,
+            clusters=clusters,
+            method=cluster_by,
+            like_hmm_lm=like_hmm_lm,
+        )
     result = fit(
         opened,
         out,
@@ -155,6 +190,8 @@ def train(
             "seed": seed,
         },
         device=place,
+        support=support,
+        facts=facts,
     )
     best = "" if result["val"] is None else f", validation perplexity {result['val']:.2f}"
     say(f"{result['steps']:,} steps in {result['seconds']:.1f} s{best}; wrote {out}")
@@ -162,8 +199,19 @@ def train(
         print_json(result)
 
 
-def fit(corpus: Any, out: Path, settings: dict[str, Any], *, device: str) -> dict[str, Any]:
-    """Trains a scalar HMM on an opened corpus with a progress bar, and writes the model."""
+def fit(
+    corpus: Any,
+    out: Path,
+    settings: dict[str, Any],
+    *,
+    device: str,
+    support: Any = None,
+    facts: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Trains a scalar HMM on an opened corpus with a progress bar, and writes the model.
+
+    `support` says which states may emit which word, by default all; `facts` go into the config.
+    """
     import torch
 
     from hmmlm.baselines.ngram import Unigram
@@ -178,11 +226,13 @@ def fit(corpus: Any, out: Path, settings: dict[str, Any], *, device: str) -> dic
 
     tokens, words = corpus.split("train"), corpus.tokenizer
     states = settings["states"]
-    check_space(out, 4 * states * (1 + states + words.vocab_size))
+    if support is None:
+        support = Support.dense(words.vocab_size, states)
+    check_space(out, 4 * (states * (1 + states) + words.vocab_size * support.width))
     generator = torch.Generator().manual_seed(settings["seed"])
     unigram = Unigram(tokens, words.vocab_size)
     parameters = Scalar(
-        Support.dense(words.vocab_size, states),
+        support,
         word_probs=unigram.log_probs.exp().float(),
         generator=generator,
     ).to(device)
@@ -218,7 +268,11 @@ def fit(corpus: Any, out: Path, settings: dict[str, Any], *, device: str) -> dic
             bar.update(bar.task_ids[0], completed=step.step, details=details)
     seconds = time.perf_counter() - began
     with torch.no_grad():
-        model = Model(parameters().to("cpu"), words, {"training": {**settings, "device": device}})
+        model = Model(
+            parameters().to("cpu"),
+            words,
+            {"training": {**settings, "device": device}, **(facts or {})},
+        )
     try:
         model.save(out, metrics=metrics)
     except (InputError, OSError) as error:
