@@ -60,7 +60,7 @@ def test_a_file_and_changes_to_it(tmp_path):
             "1,000 states cannot be shared equally among 64 blocks; use 1,024 states, say",
         ),
         ({"model": {"states": 0}}, "states is 0 but must be at least 1"),
-        ({"model": {"blocks": -1}}, "blocks is -1 but must be at least 0"),
+        ({"model": {"blocks": -1}}, "blocks is -1 but must be 0 or at least 2"),
     ],
 )
 def test_what_is_refused(tables, message):

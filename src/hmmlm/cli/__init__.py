@@ -8,8 +8,9 @@ import typer
 
 from hmmlm.cli.asking import evaluate, info, next_tokens, sample, score, tag
 from hmmlm.cli.clustering import cluster
-from hmmlm.cli.making import prepare, train
+from hmmlm.cli.making import prepare
 from hmmlm.cli.tour import demo
+from hmmlm.cli.training import train
 from hmmlm.errors import InputError
 
 app = typer.Typer(

@@ -8,19 +8,16 @@ from typing import Annotated, Any
 import typer
 
 from hmmlm.cli.asking import say_states
-from hmmlm.cli.making import fit
 from hmmlm.cli.output import Device, Json, pick_device, print_json, say, whole
+from hmmlm.cli.training import fit, free_folder
 from hmmlm.storage import refuse_existing
 
-SETTINGS = {
-    "states": 512,
-    "epochs": 10,
-    "learning_rate": 0.7,
-    "weight_decay": 0.04,
-    "batch_size": 16,
-    "length": 64,
-    "seed": 0,
+SETTINGS: dict[str, dict[str, Any]] = {
+    "model": {"kind": "lowrank", "width": 64, "states": 2080, "blocks": 65},
+    "train": {"epochs": 12, "learning_rate": 0.03, "weight_decay": 0.04, "dropout": 0.25},
+    "data": {"batch_size": 16, "length": 64},
 }
+"""Found by a search over learning rates, widths, blocks and dropout, on validation."""
 
 
 def demo(
@@ -29,22 +26,25 @@ def demo(
     ] = None,
     epochs: Annotated[
         int, typer.Option(help="Passes over the text.", parser=whole(1), metavar="N")
-    ] = SETTINGS["epochs"],
+    ] = SETTINGS["train"]["epochs"],
     states: Annotated[
-        int, typer.Option(help="Number of hidden states.", parser=whole(1), metavar="N")
-    ] = SETTINGS["states"],
+        int, typer.Option(help="Hidden states, a multiple of 65.", parser=whole(1), metavar="N")
+    ] = SETTINGS["model"]["states"],
     device: Device = "auto",
     json: Json = False,
 ) -> None:
     """Train a small model on text that comes with Python, compare it, and ask it things."""
-    folder = _free_folder(Path("runs/demo")) if out is None else refuse_existing(out)
+    folder = free_folder(Path("runs/demo")) if out is None else refuse_existing(out)
     began = time.perf_counter()
     place = pick_device(device)
     from hmmlm.model import Model
+    from hmmlm.train.config import make_config, override
 
     with tempfile.TemporaryDirectory() as scratch:
         corpus = _prepare(Path(scratch) / "corpus")
-        result = fit(corpus, folder, {**SETTINGS, "epochs": epochs, "states": states}, device=place)
+        changes = [f"train.epochs={epochs}", f"model.states={states}"]
+        config = make_config(override(SETTINGS, changes))
+        result = fit(corpus, folder, config, device=place)
         model = Model.load(folder)
         numbers = _compare(corpus, model)
     _ask(model)
@@ -72,7 +72,7 @@ def _prepare(folder: Path) -> Any:
         f"{counts['test']['tokens']:,} to test, {summary['vocab']:,} words",
         indent=3,
     )
-    say("a hidden Markov model by gradient descent", heading="2. Training")
+    say("a hidden Markov model, its words in blocks", heading="2. Training")
     return Corpus.open(folder)
 
 
@@ -110,12 +110,3 @@ def _ask(model: Any) -> None:
     tagged = model.viterbi("the value of the expression is a string .")[0]
     pairs = zip(tagged.tokens, tagged.states, strict=True)
     say(" ".join(f"{word}/{state}" for word, state in pairs), indent=3)
-
-
-def _free_folder(path: Path) -> Path:
-    """The path, or the first of path-2, path-3, ... that is free."""
-    number, free = 1, path
-    while free.exists():
-        number += 1
-        free = path.with_name(f"{path.name}-{number}")
-    return refuse_existing(free)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import math
 import tomllib
 import types
 import typing
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hmmlm.data.batches import Packed, Streams, Windows
+from hmmlm.data.shards import TokenArray
 from hmmlm.errors import InputError
 from hmmlm.params import lowrank, mlp, scalar, transformer
 from hmmlm.train.loop import TrainSettings
@@ -31,12 +34,17 @@ LAYOUTS = ("packed", "streams", "windows")
 
 @dataclass(frozen=True)
 class DataSettings:
-    """Batches of `batch_size` rows of `length` tokens.
+    """The text, and batches of `batch_size` rows of `length` tokens.
 
-    `layout`: "packed" whole sentences, "streams" that go on from batch to batch (the belief is
-    carried, and starts afresh only at `<eos>` with `reset`), or "windows", each a cold start.
+    The text is a `corpus` folder or a file of plain `text`.
+
+    `layout`: "packed" whole sentences, "streams" that go on from batch to batch with the belief
+    carried over, or "windows", each a cold start. With `reset` the chain starts afresh after every
+    `<eos>`.
     """
 
+    corpus: str = ""
+    text: str = ""
     batch_size: int = 16
     length: int = 64
     layout: str = "packed"
@@ -55,12 +63,13 @@ class ModelSettings:
     """The HMM: its states, in `blocks` that share them among words (0: every word has all).
 
     `kind` is the parameterisation; its own settings stand in the same table. `cluster_by` and
-    `clusters` (a paths file) say how words come to blocks.
+    `clusters` (a paths file) say how words come to blocks. States and blocks that are not given
+    are chosen for the text (`with_sizes`).
     """
 
     kind: str = "lowrank"
-    states: int = 1024
-    blocks: int = 64
+    states: int | None = None
+    blocks: int | None = None
     cluster_by: str = "exchange"
     clusters: str = ""
     like_hmm_lm: bool = False
@@ -71,11 +80,11 @@ class ModelSettings:
                 f"kind is {self.kind!r} but must be one of {', '.join(KINDS)}."
                 + _nearest(self.kind, KINDS)
             )
-        if self.states < 1:
+        if self.states is not None and self.states < 1:
             raise InputError(f"states is {self.states:,} but must be at least 1.")
-        if self.blocks < 0:
-            raise InputError(f"blocks is {self.blocks:,} but must be at least 0.")
-        if self.blocks and self.states % self.blocks:
+        if self.blocks is not None and (self.blocks < 0 or self.blocks == 1):
+            raise InputError(f"blocks is {self.blocks:,} but must be 0 or at least 2.")
+        if self.blocks and self.states and self.states % self.blocks:
             fits = max(1, round(self.states / self.blocks)) * self.blocks
             raise InputError(
                 f"{self.states:,} states cannot be shared equally among {self.blocks:,} blocks; "
@@ -100,7 +109,11 @@ class Config:
         if self.dropout.last is not None:
             train["dropout_last"] = self.dropout.last
         model = {**dataclasses.asdict(self.model), **dataclasses.asdict(self.params)}
-        return {"data": dataclasses.asdict(self.data), "model": model, "train": train}
+        tables = {"data": dataclasses.asdict(self.data), "model": model, "train": train}
+        return {  # TOML has no word for nothing
+            name: {key: value for key, value in table.items() if value is not None}
+            for name, table in tables.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -167,6 +180,41 @@ def make_config(tables: Mapping[str, Any]) -> Config:
         dropout=Dropout(extra.dropout, extra.dropout_last),
         seed=extra.seed,
     )
+
+
+def with_sizes(config: Config, tokens: int, vocab_size: int) -> tuple[Config, str]:
+    """The configuration with states and blocks chosen where they were not given, and why.
+
+    About one state for 25 tokens, a power of two from 64 to 4,096, of which a word of a text with
+    many words has 32: what did best on texts of 50,000 to 2 million tokens within minutes.
+    """
+    model = config.model
+    if model.clusters and model.states is None:
+        raise InputError("With a file of clusters, say how many states there are: --states.")
+    if model.clusters or (model.states is not None and model.blocks is not None):
+        return config, ""
+    states = model.states
+    if states is None:
+        states = 1 << min(12, max(6, round(math.log2(max(1, tokens / 25)))))
+    blocks = model.blocks
+    if blocks is None:
+        blocks = max(1, states // 32) if vocab_size > 200 else 0
+        blocks = blocks if blocks > 3 and states % blocks == 0 else 0
+    elif blocks:
+        states = max(1, states // blocks) * blocks
+    chosen = dataclasses.replace(model, states=states, blocks=blocks)
+    reason = f" in {blocks:,} blocks" if blocks else ""
+    if model.states is None:
+        reason += f", chosen for {tokens:,} tokens"
+    return dataclasses.replace(config, model=chosen), reason
+
+
+def make_batches(config: Config, tokens: TokenArray) -> Packed | Streams | Windows:
+    """The batches of a configuration."""
+    size, length = config.data.batch_size, config.data.length
+    if config.data.layout == "packed":
+        return Packed(tokens, size, length, seed=config.seed)
+    return (Streams if config.data.layout == "streams" else Windows)(tokens, size, length)
 
 
 def _take(cls: Any, table: Mapping[str, Any], where: str, known: list[Any]) -> Any:

@@ -44,7 +44,8 @@ class HmmLoss:
 
     `model` maps a subset of states (None for all) to an HMM on a `support`. With `carry`, row b of
     a batch goes on where row b of the batch before ended (unless it says restart), from the belief
-    over the states that were kept then; no gradient flows into that belief.
+    over the states that were kept then; no gradient flows into that belief. After `reset_id`
+    the chain starts afresh.
     """
 
     def __init__(
@@ -54,10 +55,11 @@ class HmmLoss:
         *,
         dropout: Dropout | None = None,
         carry: bool = False,
+        reset_id: int | None = None,
         seed: int = 0,
         implementation: str = "auto",
     ) -> None:
-        self.model, self.support, self.carry = model, support, carry
+        self.model, self.support, self.carry, self.reset_id = model, support, carry, reset_id
         self.dropout = dropout or Dropout()
         self.generator = torch.Generator().manual_seed(seed)
         self.implementation = implementation
@@ -78,6 +80,7 @@ class HmmLoss:
             batch.tokens.to(device),
             lengths=batch.lengths.to(device),
             restart=batch.restart.to(device),
+            reset_id=self.reset_id,
             belief=belief,
             implementation=self.implementation,
         )

@@ -1,0 +1,115 @@
+"""What a training step costs: numbers of parameters, bytes and floating-point operations."""
+
+import math
+from typing import Any, NamedTuple
+
+from hmmlm.ops.normaliser import KEPT
+from hmmlm.params import lowrank, mlp, scalar, transformer
+from hmmlm.train.config import Config
+
+
+class Estimate(NamedTuple):
+    """`memory` names the parts of the peak in bytes; `flops` those of a step's operations."""
+
+    parameters: int
+    tokens_per_step: int
+    kept_states: int
+    memory: dict[str, int]
+    flops: dict[str, int]
+
+    @property
+    def total_memory(self) -> int:
+        return sum(self.memory.values())
+
+    @property
+    def total_flops(self) -> int:
+        return sum(self.flops.values())
+
+
+def estimate(config: Config, vocab_size: int) -> Estimate:
+    """The cost of a training step of a configuration with its sizes, in float32.
+
+    Memory is the largest amount held at one time beyond the libraries; operations are those of the
+    matrix products, the gradient included.
+    """
+    states, blocks, params = config.model.states, config.model.blocks or 1, config.params
+    assert states is not None
+    width = getattr(params, "width", 0)
+    kept = math.ceil(states // blocks * (1 - config.dropout.rate) - 1e-9)  # states of a word
+    total = kept * blocks
+    tokens = config.data.batch_size * config.data.length
+    parameters = count_parameters(config, vocab_size)
+    copies = 5 + (config.train.average > 0)  # weights, gradients, two moments, the best; average
+    memory = {"weights": 4 * copies * parameters}
+    flops = {}
+    networks = _networks(params)
+    if networks:
+        rows = states if isinstance(params, transformer.Settings) else total
+        memory["networks"] = 4 * 10 * rows * width * networks
+        flops["networks"] = 3 * networks * _network_flops(params, states, total)
+    if _is_factored(params, "trans"):
+        held = total**2 if total**2 <= KEPT else 0
+        memory["transitions"] = 4 * (2 * held + 6 * total * width)
+        flops["transitions"] = (6 if held else 8) * total**2 * width
+    else:
+        memory["transitions"] = 4 * 5 * total**2
+    memory["emissions"] = 4 * 8 * vocab_size * kept
+    if _is_factored(params, "emit"):
+        memory["emissions"] += 4 * 2 * vocab_size * width
+        flops["emissions"] = 6 * vocab_size * kept * width
+    memory["messages"] = 4 * 4 * min(tokens * kept, 1 << 24)
+    flops["recursion"] = 8 * tokens * kept**2
+    if blocks > 1 and _is_factored(params, "trans"):
+        memory["tiles"] = 4 * 6 * config.data.batch_size * kept * (kept + width)
+        flops["tiles"] = 10 * tokens * kept**2 * width
+    return Estimate(parameters, tokens, total, memory, flops)
+
+
+def count_parameters(config: Config, vocab_size: int) -> int:
+    """How many numbers are learnt."""
+    states, blocks, params = config.model.states, config.model.blocks or 1, config.params
+    assert states is not None
+    if isinstance(params, scalar.Settings):
+        return states + states**2 + vocab_size * (states // blocks)
+    width = params.width
+    table = (states + blocks) * width // 2 if params.composed else states * width
+    residual = 2 * (width**2 + width) + 2 * width
+    words = vocab_size * (width + params.bias)
+    if isinstance(params, lowrank.Settings):
+        roles = 2 * params.factor_trans + params.factor_emit
+        roles += params.factor_init and not params.factor_trans
+        count = (1 if params.shared else roles) * table + roles * params.composed * residual
+        count += width if params.factor_init else states
+        count += 0 if params.factor_trans else states**2
+        return count + (words if params.factor_emit else vocab_size * (states // blocks))
+    roles = 2 + params.destination + (params.start == "network")
+    tables = 3 + (params.start == "network") if params.split else 1
+    networks = 1 if params.monolithic else roles
+    heads = roles if params.monolithic and not params.split else 0
+    count = tables * table + networks * (_network_size(params) + params.composed * residual)
+    return count + heads * (width**2 + width) + width + 1 + words
+
+
+def _is_factored(params: Any, table: str) -> bool:
+    return not isinstance(params, scalar.Settings) and getattr(params, f"factor_{table}", True)
+
+
+def _networks(params: Any) -> int:
+    """How many networks there are."""
+    if isinstance(params, mlp.Settings | transformer.Settings):
+        return 1 if params.monolithic else 2 + params.destination + (params.start == "network")
+    return 3 if isinstance(params, lowrank.Settings) and params.composed else 0
+
+
+def _network_size(params: Any) -> int:
+    width = params.width
+    if isinstance(params, transformer.Settings):
+        return params.depth * (12 * width**2 + 13 * width) + 2 * width
+    return params.layers * (width**2 + width) + 2 * width * params.layer_norm
+
+
+def _network_flops(params: Any, states: int, kept: int) -> int:
+    """Operations of one network, forward only."""
+    if isinstance(params, transformer.Settings):
+        return params.depth * 2 * states * params.width * (12 * params.width + states)
+    return getattr(params, "layers", 2) * 2 * kept * params.width**2
