@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from hmmlm.errors import InputError
 from hmmlm.inference.chain import Chain
-from hmmlm.inference.recursion import DenseScaled, Stepwise
+from hmmlm.inference.recursion import DenseScaled, Passes, Stepwise
 from hmmlm.ops.messages import reference, scaled
 
 RECURSIONS = ("reference", "scaled")
@@ -24,12 +24,16 @@ def choose(implementation: str, offered: tuple[str, ...] = RECURSIONS) -> tuple[
     return implementation, "asked for"
 
 
-def recursion(chain: Chain, name: str) -> Stepwise | DenseScaled:
+def recursion(chain: Chain, name: str) -> Passes:
     """The forward-backward passes of an implementation over a chain."""
     if name == "reference":
         return Stepwise(chain, reference)
     if chain.dense and chain.table.is_resident:
         return DenseScaled(chain)
+    if not chain.dense and chain.hmm.device.type == "cpu" and not any(chain.wide):
+        from hmmlm.inference.blocks import BlockScaled  # numba takes a second to import
+
+        return BlockScaled(chain)
     return Stepwise(chain, scaled)
 
 

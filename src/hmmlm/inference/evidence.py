@@ -16,7 +16,6 @@ from hmmlm.inference.dispatch import (
     stretches,
 )
 from hmmlm.inference.gradients import with_gradient, without_gradient
-from hmmlm.inference.recursion import Stepwise
 from hmmlm.inference.scan import SCAN, Scan
 from hmmlm.ops.links import gather
 from hmmlm.results import Belief, LogProb, StateProbs
@@ -161,9 +160,7 @@ def _forward_rows(
     passes = recursion(chain, name)
     low = torch.zeros(chain.batch, dtype=torch.bool, device=chain.hmm.device)
     message = None
-    # A stepwise pass hands out messages one step at a time, so nothing is kept between steps.
-    size = 1 if isinstance(passes, Stepwise) else passes.stretch
-    for start, stop in stretches(chain.steps, size):
+    for start, stop in stretches(chain.steps, passes.stretch):
         part = passes.forward(start, stop, message, keep=record is not None)
         message = part.last
         scores[:, start:stop] = part.log_probs
@@ -270,6 +267,9 @@ def write_states(
     if isinstance(messages, Tensor):
         ended = ~chain.active[:, start:stop, None]
         record.log_probs[:, start:stop] = leave(messages).masked_fill_(ended, -torch.inf)
+        if not chain.dense:
+            ids = chain.hmm.global_states(chain.hmm.support.states_of(chain.tokens[:, start:stop]))
+            record.states[:, start:stop] = ids.masked_fill(ended, -1)
         return
     for step in range(start, stop):
         log_probs, active = leave(messages[step - start]), chain.active[:, step]

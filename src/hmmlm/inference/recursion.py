@@ -1,14 +1,14 @@
-"""Forward and backward passes over a stretch of steps, for dense chains and for all others.
+"""Forward and backward passes over a stretch of steps.
 
 `Stepwise` works on any chain, one link at a time, in either arithmetic. `DenseScaled` is for
-chains that use all states at every step: one product per step, and whole stretches at once.
-Both offer the same three methods, so that every inference function is written once.
+chains that use all states at every step, and `blocks.BlockScaled` for those that use few: whole
+stretches at once. All are `Passes`, so that every inference function is written once.
 """
 
 from collections.abc import Sequence
 from functools import cached_property
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -46,6 +46,49 @@ class Backward(NamedTuple):
     low: Bool[Tensor, " B"]
 
 
+@runtime_checkable
+class Passes(Protocol):
+    """The two passes over a chain, in one arithmetic."""
+
+    arithmetic: Any
+
+    @property
+    def stretch(self) -> int:
+        """How many steps to ask for at a time when messages are not kept."""
+        ...
+
+    def leave(self, message: Tensor) -> Tensor:
+        """The logarithm of a message."""
+        ...
+
+    def forward(self, start: int, stop: int, message: Tensor | None, *, keep: bool) -> Forward:
+        """Steps from `start` up to `stop`; `message` is of the step before, None at the start."""
+        ...
+
+    def backward(
+        self,
+        start: int,
+        stop: int,
+        before: Tensor | None,
+        forward: Forward,
+        back: Tensor | None,
+        sums: CountSums | None = None,
+        times: Float[Tensor, " B"] | None = None,
+    ) -> Backward:
+        """Steps from `stop - 1` down to `start`, whose forward pass is given.
+
+        `before` is the forward message of step start - 1. With `sums`, the expected transitions
+        into every step are added to it, so many times for each row.
+        """
+        ...
+
+    def add_emissions(
+        self, table: Tensor, start: int, posteriors: Tensor, seen: Bool[Tensor, "B C"]
+    ) -> None:
+        """Adds the posteriors of a stretch, as one tensor, to the rows of their words."""
+        ...
+
+
 class Stepwise:
     """Any chain, one step at a time, in the arithmetic of `ops.messages`."""
 
@@ -55,11 +98,9 @@ class Stepwise:
 
     @property
     def stretch(self) -> int:
-        """How many steps to ask for at a time when messages are not kept."""
-        return self.chain.steps
+        return 1  # messages are handed out one step at a time, so nothing is kept between steps
 
     def forward(self, start: int, stop: int, message: Tensor | None, *, keep: bool) -> Forward:
-        """Steps from `start` up to `stop`; `message` is of the step before, None at the start."""
         chain, math = self.chain, self.arithmetic
         messages = self._room(start, stop) if keep else []
         log_probs = chain.hmm.log_init.new_empty(chain.batch, stop - start)
@@ -94,11 +135,6 @@ class Stepwise:
         sums: CountSums | None = None,
         times: Float[Tensor, " B"] | None = None,
     ) -> Backward:
-        """Steps from `stop - 1` down to `start`, whose forward pass is given.
-
-        `before` is the forward message of step start - 1. With `sums`, the expected transitions
-        into every step are added to it, so many times for each row.
-        """
         chain, math = self.chain, self.arithmetic
         messages, posteriors = forward.messages, self._room(start, stop)
         meet = math.log_posterior if sums is None else math.posterior
@@ -126,6 +162,11 @@ class Stepwise:
             back = torch.where(through[:, None], pulled, math.one)
         assert back is not None
         return Backward(posteriors, back, low)
+
+    def add_emissions(
+        self, table: Tensor, start: int, posteriors: Tensor, seen: Bool[Tensor, "B C"]
+    ) -> None:
+        raise NotImplementedError("posteriors come one step at a time here")
 
     def _room(self, start: int, stop: int) -> list[Tensor]:
         """Room for a message at every step of a stretch, in one piece.
@@ -172,8 +213,13 @@ class DenseScaled:
     def stretch(self) -> int:
         return max(1, STRETCH // (self.chain.batch * self.chain.hmm.num_states))
 
+    def add_emissions(
+        self, table: Tensor, start: int, posteriors: Tensor, seen: Bool[Tensor, "B C"]
+    ) -> None:
+        tokens = self.chain.tokens[:, start : start + seen.shape[1]]
+        self.loops.add_rows(table, tokens, posteriors, seen)
+
     def forward(self, start: int, stop: int, message: Tensor | None, *, keep: bool) -> Forward:
-        """Steps from `start` up to `stop`; `message` is of the step before, None at the start."""
         chain = self.chain
         tokens, log_emit = chain.tokens[:, start:stop], chain.hmm.log_emit
         size = (*tokens.shape, chain.hmm.num_states)
@@ -219,7 +265,6 @@ class DenseScaled:
         sums: CountSums | None = None,
         times: Float[Tensor, " B"] | None = None,
     ) -> Backward:
-        """Steps from `stop - 1` down to `start`, whose forward pass is given."""
         chain, messages = self.chain, forward.messages
         assert isinstance(messages, Tensor)
         if back is None:

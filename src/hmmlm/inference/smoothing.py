@@ -19,7 +19,7 @@ from hmmlm.inference.evidence import (
     write_states,
 )
 from hmmlm.inference.gradients import without_gradient
-from hmmlm.inference.recursion import SUMMED, Backward, DenseScaled, Forward, Stepwise
+from hmmlm.inference.recursion import SUMMED, Backward, Forward, Passes
 from hmmlm.inference.scan import SCAN, Scan
 from hmmlm.ops.links import CountSums, gather
 from hmmlm.results import Belief, Counts, FactoredCounts, StateProbs
@@ -170,7 +170,7 @@ def _counts(chain: Chain, name: str, weights: Float[Tensor, " B"]) -> tuple[Coun
 
 def _backward_counts(
     chain: Chain,
-    passes: Stepwise | DenseScaled,
+    passes: Passes,
     parts: list[tuple[int, int]],
     checkpoints: list[Tensor | None],
     forward: Forward | None,
@@ -199,7 +199,7 @@ def _backward_counts(
 
 def _add_states(
     chain: Chain,
-    passes: Stepwise | DenseScaled,
+    passes: Passes,
     start: int,
     stop: int,
     backward: Backward,
@@ -214,11 +214,15 @@ def _add_states(
     starts = counted & chain.restart[:, start:stop]
     if isinstance(backward.posteriors, Tensor):
         posteriors = backward.posteriors
-        assert isinstance(passes, DenseScaled)
         if weighted:
             posteriors.mul_(times[:, None, None])
-        passes.loops.add_rows(emit, chain.tokens[:, start:stop], posteriors, seen)
-        init += posteriors[starts].sum(0, dtype=torch.float64)
+        passes.add_emissions(emit, start, posteriors, seen)
+        fresh = posteriors[starts].double()
+        if chain.dense:
+            init += fresh.sum(0)
+        else:
+            states = chain.hmm.support.states_of(chain.tokens[:, start:stop][starts])
+            init.index_add_(0, states.clamp(min=0).flatten(), fresh.flatten())
         return
     for step in range(start, stop):
         posterior = backward.posteriors[step - start].to(emit.dtype)

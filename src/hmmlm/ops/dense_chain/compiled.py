@@ -4,20 +4,16 @@ Same functions as `scaled`. Up to eight rows go through a step together, so that
 the matrix that is loaded serves all of them. Compiled by numba at first use and cached on disk.
 """
 
-import itertools
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from typing import Any
 
-import numba
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hmmlm.ops.dense_chain.instructions import ROWS, VECTOR, exp, tile1, tile2, tile4, tile8
+from hmmlm.ops.machine_code import arrays, compiled, share
 from hmmlm.ops.messages.scaled import lowest
 
 DEPTH = 16
@@ -38,16 +34,16 @@ def pack(log_probs: Float[Tensor, "K K"], *, turned: bool = False) -> Float[Tens
     width = VECTOR // log_probs.element_size()
     panels = -(-log_probs.shape[0] // DEPTH) * (DEPTH // width)
     packed = log_probs.new_empty(panels, panels * width, width)
-    source, goal = _arrays(log_probs, packed)
+    source, goal = arrays(log_probs, packed)
     threads = max(1, min(torch.get_num_threads(), packed.numel() >> 15))
     edges = [panels * i // threads for i in range(threads + 1)]
-    _share(threads, lambda i: _pack(source, goal, turned, edges[i], edges[i + 1]), threads)
+    share(threads, lambda i: _pack(source, goal, turned, edges[i], edges[i + 1]), threads)
     return packed
 
 
 def least(log_probs: Float[Tensor, "..."]) -> float:
     """The smallest probability that is not zero; 0 where one is too small for a number."""
-    smallest = float(_least(*_arrays(log_probs.reshape(-1))))
+    smallest = float(_least(*arrays(log_probs.reshape(-1))))
     return math.exp(smallest) if smallest > math.log(torch.finfo(log_probs.dtype).tiny) else 0.0
 
 
@@ -72,11 +68,11 @@ def forward(
     kept = last.new_empty(0, 0, 0) if messages is None else messages
     # Arrays that are written to must be contiguous already: a copy would be lost.
     assert all(array.is_contiguous() for array in (log_scales, low, kept))
-    arrays = _arrays(
+    given = arrays(
         last, packed, log_weights, index, restart, active, initial, log_scales, low, kept
     )
     limits = _limits(last.dtype, exact_zeros)
-    _by_rows(last, lambda first, stop: _forward(*arrays, *limits, keep, begin, first, stop))
+    _by_rows(last, lambda first, stop: _forward(*given, *limits, keep, begin, first, stop))
     return last
 
 
@@ -102,7 +98,7 @@ def backward(
     kept = last.new_empty(0, 0, 0) if pairs is None else pairs
     used = cut if counted is None else counted
     assert all(array.is_contiguous() for array in (posteriors, totals, low, kept))
-    arrays = _arrays(
+    given = arrays(
         last,
         packed,
         log_weights,
@@ -117,7 +113,7 @@ def backward(
         kept,
     )
     limits = _limits(last.dtype, exact_zeros)
-    _by_rows(last, lambda first, stop: _backward(*arrays, *limits, keep, first, stop))
+    _by_rows(last, lambda first, stop: _backward(*given, *limits, keep, first, stop))
     return last
 
 
@@ -129,16 +125,16 @@ def add_rows(
 ) -> None:
     """table[index] += rows where counted, in the order of the rows."""
     assert table.is_contiguous()
-    arrays = _arrays(table, index, rows, counted)
+    given = arrays(table, index, rows, counted)
     threads = max(1, min(torch.get_num_threads(), table.shape[1] // 32))
     edges = [table.shape[1] * i // threads for i in range(threads + 1)]
-    _share(threads, lambda i: _add_rows(*arrays, edges[i], edges[i + 1]), threads)
+    share(threads, lambda i: _add_rows(*given, edges[i], edges[i + 1]), threads)
 
 
 def log(values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """The natural logarithm, of not very many numbers."""
     logs = torch.empty_like(values, memory_format=torch.contiguous_format)
-    _log(*_arrays(values.reshape(-1), logs.view(-1)))
+    _log(*arrays(values.reshape(-1), logs.view(-1)))
     return logs
 
 
@@ -148,55 +144,15 @@ def _limits(dtype: torch.dtype, exact_zeros: bool) -> tuple[np.floating, np.floa
     return number(lowest(dtype)), number(0 if exact_zeros else -1)
 
 
-def _arrays(*tensors: Tensor) -> list[np.ndarray]:
-    return [tensor.detach().contiguous().numpy() for tensor in tensors]
-
-
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="hmmlm")
-
-
 def _by_rows(message: Tensor, work: Callable[[int, int], None]) -> None:
     rows, threads = len(message), torch.get_num_threads()
     most = ROWS if message.shape[1] > SHARED_UP_TO or threads == 1 else ROWS // 2
     size = min(most, -(-rows // threads))
     groups = -(-rows // size)
-    _share(groups, lambda i: work(i * size, min((i + 1) * size, rows)), min(threads, groups))
+    share(groups, lambda i: work(i * size, min((i + 1) * size, rows)), min(threads, groups))
 
 
-def _share(pieces: int, work: Callable[[int], None], threads: int) -> None:
-    """Does all pieces, whoever is free taking the next.
-
-    Threads of our own: numba's may not be entered by two Python threads at once.
-    """
-    if threads == 1:
-        for piece in range(pieces):
-            work(piece)
-        return
-    numbers = itertools.count()
-
-    def take() -> None:
-        while (piece := next(numbers)) < pieces:
-            work(piece)
-
-    jobs = [_pool(threads - 1).submit(take) for _ in range(threads - 1)]
-    take()
-    for job in jobs:
-        if not job.cancel():  # one that never began has nothing left to do
-            job.result()
-
-
-# Any: checkers would take the functions for what they are before they are compiled.
-def _compile(function: Any) -> Any:
-    how = {"nogil": True, "fastmath": {"contract", "reassoc", "nsz"}, "error_model": "numpy"}
-    try:
-        return numba.njit(cache=True, **how)(function)
-    except RuntimeError:  # nowhere to write a cache: neither beside this file nor at home
-        return numba.njit(**how)(function)
-
-
-@_compile
+@compiled
 def _pack(log_probs, packed, turned, first, stop):  # pragma: no cover
     states = log_probs.shape[0]
     depth, width = packed.shape[1:]
@@ -218,13 +174,13 @@ def _pack(log_probs, packed, turned, first, stop):  # pragma: no cover
                 packed[panel, k, column] = exp(packed.dtype.type(value))
 
 
-@_compile
+@compiled
 def _log(values, logs):  # pragma: no cover
     for i in range(values.shape[0]):
         logs[i] = np.log(values[i])
 
 
-@_compile
+@compiled
 def _least(values):  # pragma: no cover
     """The smallest finite value; 0 if there is none below."""
     smallest = values.dtype.type(0)
@@ -234,7 +190,7 @@ def _least(values):  # pragma: no cover
     return smallest
 
 
-@_compile
+@compiled
 def _product(left, packed, out, rows):  # pragma: no cover
     """out = left @ matrix for the first `rows` rows, or a few more."""
     panels, depth, width = packed.shape
@@ -254,7 +210,7 @@ def _product(left, packed, out, rows):  # pragma: no cover
         goal += width * size
 
 
-@_compile
+@compiled
 def _forward(
     message,
     packed,
@@ -324,7 +280,7 @@ def _forward(
             message[row, j] = current[row - first, j]
 
 
-@_compile
+@compiled
 def _backward(
     back,
     packed,
@@ -410,7 +366,7 @@ def _backward(
             back[row, j] = current[row - first, j]
 
 
-@_compile
+@compiled
 def _add_rows(table, index, rows, counted, first, stop):  # pragma: no cover
     for row in range(index.shape[0]):
         for step in range(index.shape[1]):
