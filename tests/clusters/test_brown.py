@@ -146,15 +146,6 @@ def test_any_number_of_threads_gives_the_same():
         assert again.paths == first.paths
 
 
-def test_threads_leave_each_other_alone():
-    """Many threads and small tables: a cell that two of them wrote would show."""
-    bigrams = bigrams_of(lines_of_classes(2000, seed=6, words=400, classes=23), 401)
-    first = merge_words(bigrams, 90, threads=1)
-    for threads in (2, 3, 4, 5):
-        for one, another in zip(merge_words(bigrams, 90, threads=threads), first, strict=True):
-            np.testing.assert_array_equal(one, another)
-
-
 def test_bad_input():
     bigrams, _ = toy()
     with pytest.raises(
