@@ -7,6 +7,7 @@ import pytest
 
 from clusters.texts import as_dict, bigrams_of, information, lines_of_classes, partition, toy
 from hmmlm.clusters.brown import brown, merge_down, merge_tree, merge_words
+from hmmlm.clusters.clustering import from_tree
 from hmmlm.clusters.counts import mutual_information
 from hmmlm.errors import InputError
 
@@ -87,6 +88,28 @@ def test_paths_are_a_binary_tree():
         assert not one.startswith(other) and not other.startswith(one)
     assert sum(2.0 ** -len(path) for path in found.paths) == 1  # no branch has one child
     assert sorted(set(found.cluster_of_word.tolist())) == [-1, *range(9)]
+
+
+def test_the_more_frequent_side_is_left():
+    bigrams, _ = toy()
+    found = brown(bigrams, 9)
+    for depth in range(max(map(len, found.paths))):
+        for prefix in {path[:depth] for path in found.paths if len(path) > depth}:
+            sides = [
+                sum(
+                    int(bigrams.words[w])
+                    for w, c in as_dict(found.cluster_of_word).items()
+                    if found.paths[c].startswith(prefix + bit)
+                )
+                for bit in "01"
+            ]
+            assert sides[0] >= sides[1] > 0
+
+
+def test_any_word_stands_for_its_tree():
+    merges = np.array([[0, 1], [2, 1]])  # 1 is with 0 by then
+    found = from_tree(np.arange(3, dtype=np.int32), np.array([5, 4, 1]), merges)
+    assert found.paths == ("00", "01", "1") and found.cluster_of_word.tolist() == [0, 1, 2]
 
 
 def test_paths_follow_the_merges():
