@@ -7,6 +7,7 @@ import pytest
 
 from clusters.texts import as_dict, bigrams_of, information, lines_of_classes, partition, toy
 from hmmlm.clusters.brown import brown, merge_down, merge_tree, merge_words
+from hmmlm.clusters.clustering import from_tree
 from hmmlm.clusters.counts import mutual_information
 from hmmlm.errors import InputError
 
@@ -89,6 +90,28 @@ def test_paths_are_a_binary_tree():
     assert sorted(set(found.cluster_of_word.tolist())) == [-1, *range(9)]
 
 
+def test_the_more_frequent_side_is_left():
+    bigrams, _ = toy()
+    found = brown(bigrams, 9)
+    for depth in range(max(map(len, found.paths))):
+        for prefix in {path[:depth] for path in found.paths if len(path) > depth}:
+            sides = [
+                sum(
+                    int(bigrams.words[w])
+                    for w, c in as_dict(found.cluster_of_word).items()
+                    if found.paths[c].startswith(prefix + bit)
+                )
+                for bit in "01"
+            ]
+            assert sides[0] >= sides[1] > 0
+
+
+def test_any_word_stands_for_its_tree():
+    merges = np.array([[0, 1], [2, 1]])  # 1 is with 0 by then
+    found = from_tree(np.arange(3, dtype=np.int32), np.array([5, 4, 1]), merges)
+    assert found.paths == ("00", "01", "1") and found.cluster_of_word.tolist() == [0, 1, 2]
+
+
 def test_paths_follow_the_merges():
     """The last merge is the first bit: its two sides differ there and agree on nothing else."""
     bigrams, pairs = toy()
@@ -144,15 +167,6 @@ def test_any_number_of_threads_gives_the_same():
         again = brown(bigrams, 20, threads=threads)
         np.testing.assert_array_equal(again.cluster_of_word, first.cluster_of_word)
         assert again.paths == first.paths
-
-
-def test_threads_leave_each_other_alone():
-    """Many threads and small tables: a cell that two of them wrote would show."""
-    bigrams = bigrams_of(lines_of_classes(2000, seed=6, words=400, classes=23), 401)
-    first = merge_words(bigrams, 90, threads=1)
-    for threads in (2, 3, 4, 5):
-        for one, another in zip(merge_words(bigrams, 90, threads=threads), first, strict=True):
-            np.testing.assert_array_equal(one, another)
 
 
 def test_bad_input():

@@ -6,7 +6,7 @@ import pytest
 from clusters.texts import as_dict, bigrams_of, information, lines_of_classes, partition, toy
 from hmmlm.clusters.brown import brown
 from hmmlm.clusters.counts import mutual_information
-from hmmlm.clusters.exchange import WIDE_START, exchange
+from hmmlm.clusters.exchange import WIDE_START, _State, compiled, exchange
 from hmmlm.errors import InputError
 
 
@@ -45,6 +45,20 @@ def test_no_word_would_gain_by_moving(seed, lines):
         for c in range(5):
             if sizes[here] > 1:
                 assert information(pairs, {**cluster_of, word: c}) <= best + 1e-8
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_word_goes_to_the_best_class(seed):
+    """Of any clustering, for each word on its own, by brute force."""
+    bigrams, pairs = toy(seed, lines=300)
+    start = random_start(bigrams, 6, seed)
+    cluster_of = as_dict(start)
+    state = _State(bigrams, start, 6, [], 1)
+    scratch = tuple(part[0] for part in state.scratch)
+    fixed = (state.texts, state.classes, state.tables, state.is_open, state.table, scratch)
+    for word in cluster_of:
+        found = [information(pairs, {**cluster_of, word: c}) for c in range(6)]
+        assert found[compiled._best(word, *fixed)] == pytest.approx(max(found), abs=1e-12)
 
 
 def test_it_beats_brown():

@@ -252,8 +252,8 @@ def _merge_losses(a, b, size, slots, table, lists, units, piece, pieces):  # pra
                         loss[c, d] += row[d]
                 # A later row that has no pairs with b is visited by nobody else.
                 for d in range(c + 1, size):
-                    if ahead[b, d] == 0 and back[b, d] == 0 and d not in (a, b):
-                        da = counts[a, d]
+                    da = counts[a, d]  # nothing changes where it is 0
+                    if da != 0 and ahead[b, d] == 0 and back[b, d] == 0 and d not in (a, b):
                         split = _f(ca + da, table) + _f(cb, table)
                         loss[d, c] += own + (split - _f(ca + da + cb, table))
             else:

@@ -86,7 +86,6 @@ class _State:
         kind = np.int32 if self.total < 1 << 31 else np.int64
         ahead, back = counts.astype(kind), counts.T.astype(kind, order="C")
         self.tables = (ahead, back, counts.sum(1), counts.sum(0))
-        self.sizes = np.bincount(classes[classes >= 0], minlength=size)
         self.is_open = np.ones(size, np.bool_)
         self.is_open[classes[list(alone)]] = False
         self.scratch = (
@@ -119,7 +118,7 @@ class _State:
         for begin in range(0, len(self.order), _STRETCH):
             stop = min(begin + _STRETCH, len(self.order))
             shared[0][:] = 0
-            own = (begin, stop, self.sizes, least)
+            own = (begin, stop, least)
             together.run(
                 lambda board, own=own: gained.append(compiled.improve(*own, *shared, board)),
                 lambda thread, board: compiled.help(*shared, thread, board),

@@ -207,7 +207,6 @@ def help(
 def improve(
     begin,
     stop,
-    sizes,
     least,
     job,
     order,
@@ -223,8 +222,8 @@ def improve(
     """Looks at words order[begin:stop], a batch at a time, and moves those that gain.
 
     Threads share the looking. The moves of a batch are then made one after the other, each checked
-    again after those before it, so that the result is the same for any number of threads. The last
-    word of a class stays. Gives what was gained.
+    again after those before it, so that the result is the same for any number of threads. No class
+    is emptied: moving its last word would merge two, which never gains. Gives what was gained.
     """
     gained = 0.0
     mine = (scratch[0][0], scratch[1][0], scratch[2][0])
@@ -254,11 +253,6 @@ def improve(
         for i in range(number):
             word, goal = order[first + i], goals[i]
             here = class_of_word[word]
-            if goal == here or sizes[here] == 1:
-                continue
-            gain = _move(word, goal, texts, class_of_word, tables, table, mine, least)
-            if gain > 0:
-                sizes[here] -= 1
-                sizes[goal] += 1
-                gained += gain
+            if goal != here:
+                gained += _move(word, goal, texts, class_of_word, tables, table, mine, least)
     return gained
