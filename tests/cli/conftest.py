@@ -18,7 +18,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         (folder / f"{name}.txt").write_text("".join(line + "\n" for line in lines))
     splits = ["--valid", "valid.txt", "--test", "test.txt"]
     prepared = run_command("prepare", "text.txt", *splits, "--out=corpus", "--json", cwd=folder)
-    options = ["--states=4", "--epochs=20", "--batch-size=4", "--length=128", "--json"]
+    options = ["--kind=scalar", "--states=4", "--blocks=0", "--dropout=0", "--epochs=20"]
+    options += ["--batch-size=4", "--length=128", "--json"]
     trained = run_command("train", "corpus", "--out=model", *options, cwd=folder)
     return Made(folder, prepared, trained)
 

@@ -603,8 +603,8 @@ def test_an_option_with_a_wrong_value(refused, command, said):
             ["evaluate", "model", "corpus", "--mode=window 0"],
             "The evaluation mode is 'window 0' bu",
         ),
-        (["train"], "Missing argument 'corpus'; see hmmlm train --help."),
-        (["train", "corpus"], "Missing option '--out'; see hmmlm train --help."),
+        (["train"], "Give either a corpus folder, made by hmmlm prepare, or plain text with --t"),
+        (["train", "corpus", "--text=text.txt"], "Give either a corpus folder, made by hmmlm prep"),
         (["train", "corpus", "--out"], "Option '--out' requires an argument; see hmmlm"),
         (["train", "corpus", "--nope"], "No such option: --nope"),
         (["next", "model", "a", "b"], "Got unexpected extra argument"),
@@ -632,7 +632,7 @@ def test_too_little_memory_is_a_sentence(place, refused, monkeypatch):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to ...")
 
     monkeypatch.setattr("hmmlm.params.scalar.Scalar.__init__", fail)
-    message = refused("train", "corpus", "--out=new")
+    message = refused("train", "corpus", "--out=new", "--kind=scalar")
     assert message.startswith("There is not enough memory for this; use fewer states")
 
 

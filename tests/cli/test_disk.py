@@ -41,20 +41,21 @@ def go(case, *argv, disk="small"):
     found[case] = [status, err.getvalue(), sorted(str(p) for p in Path(disk).rglob("*"))]
 
 found = {}
+SCALAR = ["--kind=scalar", "--blocks=0", "--dropout=0"]
 mount("readonly", "size=64k,ro")
 for case in (["prepare", "text.txt"], ["train", "corpus"], ["demo"]):
     go(f"read-only {case[0]}", *case, "--out=readonly/a/new", disk="readonly")
 
 mount("small", "size=64k")
 go("full prepare", "prepare", "many.txt", "--out=small/a/new")
-go("small train", "train", "corpus", "--out=small/a/new", "--states=500")
+go("small train", "train", "corpus", "--out=small/a/new", "--states=500", *SCALAR)
 
 # A page is left, which the first file of a model takes; the next one finds the disk full.
 filler = open("small/filler", "wb")
 free = os.statvfs("small").f_bavail * os.statvfs("small").f_frsize
 filler.write(bytes(free - 4096))
 filler.close()
-go("full train", "train", "corpus", "--out=small/a/new", "--states=4", "--epochs=1")
+go("full train", "train", "corpus", "--out=small/a/new", "--states=4", "--epochs=1", *SCALAR)
 try:
     Model.load("model").save("small/new")
 except Exception as error:

@@ -211,7 +211,15 @@ def info(
         if states:
             say_states(loaded, range(min(states, loaded.hmm.num_states)))
     for key, value in result.items():
-        say(f"{key.replace('_', ' '):>20}  {_shown(value)}")
+        # A table of tables takes a line for each.
+        parts = value if isinstance(value, dict) else {"": value}
+        tables = {k: v for k, v in parts.items() if isinstance(v, dict)}
+        rest = {k: v for k, v in parts.items() if k not in tables}
+        lines = {**{f"{key} {k}": v for k, v in tables.items()}}
+        if rest:
+            lines[key] = rest if isinstance(value, dict) else value
+        for name, shown in lines.items():
+            say(f"{name.replace('_', ' '):>20}  {_shown(shown)}")
     if json:
         print_json(result)
 

@@ -198,6 +198,7 @@ def blocks_support(
     clusters: Path | None,
     method: str,
     like_hmm_lm: bool,
+    indent: int = 0,
 ) -> tuple[Any, dict[str, Any]]:
     """The support of a blocked model, and facts for its config; says by which rules."""
     from hmmlm.clusters.blocks import assign_blocks, corpus_blocks
@@ -242,11 +243,16 @@ def blocks_support(
             )
         origin = f"{method}, {'kept with the corpus' if cached else 'made now'}"
     sizes = balance(made.block_of_word, counts)
-    say(f"{made.num_blocks:,} blocks ({origin}): {_sizes(sizes)}")
+    say(f"{made.num_blocks:,} blocks ({origin}): {_sizes(sizes)}", indent=indent)
     for rule in made.rules:
-        say(rule, indent=3)
+        say(rule, indent=indent + 3)
     number = made.num_blocks
-    each = [states // number + (block < states % number) for block in range(number)]
-    support = Support.from_clusters(made.block_of_word.tolist(), each)
+    if states % number:
+        fits = max(1, round(states / number)) * number
+        raise InputError(
+            f"{states:,} states cannot be shared equally among {number:,} blocks; use {fits:,} "
+            f"states, say."
+        )
+    support = Support.from_clusters(made.block_of_word.tolist(), states // number)
     facts = {"origin": origin, "rules": list(made.rules), **sizes._asdict()}
     return support, facts

@@ -44,7 +44,7 @@ def demo(
         corpus = _prepare(Path(scratch) / "corpus")
         changes = [f"train.epochs={epochs}", f"model.states={states}"]
         config = make_config(override(SETTINGS, changes))
-        result = fit(corpus, folder, config, device=place)
+        result = fit(corpus, folder, config, device=place, indent=3)
         model = Model.load(folder)
         numbers = _compare(corpus, model)
     _ask(model)

@@ -109,6 +109,8 @@ def train(
     """
     from hmmlm.train.config import make_config, override, read_config
 
+    if out is not None:
+        refuse_existing(out)
     tables: dict[str, Any] = {}
     if source is not None and source.suffix == ".toml":
         tables, source = read_config(source), None
@@ -181,7 +183,7 @@ def _open(config: Any, stack: ExitStack) -> tuple[Any, str]:
     return Corpus.open(scratch), path.absolute().name.split(".")[0]
 
 
-def fit(corpus: Any, out: Path, config: Any, *, device: str) -> dict[str, Any]:
+def fit(corpus: Any, out: Path, config: Any, *, device: str, indent: int = 0) -> dict[str, Any]:
     """Trains on an opened corpus with a progress bar, and writes the model."""
     import torch
 
@@ -205,6 +207,7 @@ def fit(corpus: Any, out: Path, config: Any, *, device: str) -> dict[str, Any]:
             clusters=Path(config.model.clusters) if config.model.clusters else None,
             method=config.model.cluster_by,
             like_hmm_lm=config.model.like_hmm_lm,
+            indent=indent,
         )
     else:
         support = Support.dense(words.vocab_size, config.model.states)
@@ -212,9 +215,10 @@ def fit(corpus: Any, out: Path, config: Any, *, device: str) -> dict[str, Any]:
     say(
         f"{config.model.kind}, {support.num_states:,} states{reason}; {cost.parameters:,} "
         f"parameters, about {cost.total_memory / 1e6:,.0f} MB and "
-        f"{cost.total_flops / 1e9:,.1f} GFLOP a step"
+        f"{cost.total_flops / 1e9:,.1f} GFLOP a step",
+        indent=indent,
     )
-    check_space(out, 4 * cost.parameters)
+    check_space(out, cost.file_bytes)
     generator = torch.Generator().manual_seed(config.seed)
     frequency = Unigram(tokens, words.vocab_size).log_probs.exp().float()
     model = config.params.build(support, word_probs=frequency, generator=generator).to(device)

@@ -173,12 +173,11 @@ def next_state_log_probs(state: State) -> Float[Tensor, "B Z"]:
     message = torch.where(belief.fresh[:, None], -torch.inf, belief.log_probs)
     if sources.numel() < hmm.num_states:
         everything = torch.arange(hmm.num_states, device=hmm.device)
-        parts = []
+        following = message.new_empty(len(sources), hmm.num_states)
         for part in everything.split(max(1, TILE // sources.numel())):
             names = part.expand(len(sources), -1)
             tile = hmm.transitions.tile(sources, names)
-            parts.append(reference.push(Tiles(tile, sources, names), message)[0])
-        following = torch.cat(parts, 1)
+            following[:, part] = reference.push(Tiles(tile, sources, names), message)[0]
     else:
         following = predict(Wide(entry_table(hmm, state.table), sources), message)
     return torch.where(belief.fresh[:, None], initial, following)

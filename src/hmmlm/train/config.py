@@ -84,6 +84,8 @@ class ModelSettings:
             raise InputError(f"states is {self.states:,} but must be at least 1.")
         if self.blocks is not None and (self.blocks < 0 or self.blocks == 1):
             raise InputError(f"blocks is {self.blocks:,} but must be 0 or at least 2.")
+        if self.like_hmm_lm and self.blocks == 0 and not self.clusters:
+            raise InputError("like_hmm_lm says how blocks are made, but blocks is 0.")
         if self.blocks and self.states and self.states % self.blocks:
             fits = max(1, round(self.states / self.blocks)) * self.blocks
             raise InputError(

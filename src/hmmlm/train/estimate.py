@@ -9,9 +9,13 @@ from hmmlm.train.config import Config
 
 
 class Estimate(NamedTuple):
-    """`memory` names the parts of the peak in bytes; `flops` those of a step's operations."""
+    """`memory` names the parts of the peak in bytes; `flops` those of a step's operations.
+
+    `file_bytes` is the size of the tables of the model's file.
+    """
 
     parameters: int
+    file_bytes: int
     tokens_per_step: int
     kept_states: int
     memory: dict[str, int]
@@ -62,7 +66,9 @@ def estimate(config: Config, vocab_size: int) -> Estimate:
     if blocks > 1 and _is_factored(params, "trans"):
         memory["tiles"] = 4 * 6 * config.data.batch_size * kept * (kept + width)
         flops["tiles"] = 10 * tokens * kept**2 * width
-    return Estimate(parameters, tokens, total, memory, flops)
+    table = states * (2 * width + 1) if _is_factored(params, "trans") else states**2
+    file_bytes = 4 * (states + table + vocab_size * (states // blocks))
+    return Estimate(parameters, file_bytes, tokens, total, memory, flops)
 
 
 def count_parameters(config: Config, vocab_size: int) -> int:

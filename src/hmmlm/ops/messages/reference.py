@@ -55,8 +55,10 @@ def pull(
         back = torch.logsumexp(link.log_tile + weight[:, None, :], 2)
     else:
         wide = spread(weight, link.destinations, link.table.num_states, zero)
-        parts = [log_matmul(wide, tile.T) for _, tile in link.table.log_tiles()]
-        back = gather(torch.cat(parts, 1), link.sources, zero)
+        back = weight.new_empty(len(weight), link.table.num_sources)
+        for rows, tile in link.table.log_tiles():
+            back[:, rows] = log_matmul(wide, tile.T)
+        back = gather(back, link.sources, zero)
     most = back.max(1, keepdim=True).values
     back = back - torch.where(torch.isfinite(most), most, 0.0)
     return back, torch.zeros(len(back), dtype=torch.bool, device=back.device)
@@ -114,5 +116,8 @@ def add_pairs(
 def log_matmul(left: Float[Tensor, "B K"], right: Float[Tensor, "K L"]) -> Float[Tensor, "B L"]:
     """log of exp(left) @ exp(right), without a temporary of more than about TILE cells."""
     step = max(1, TILE // max(1, left.numel()))
-    parts = [torch.logsumexp(left[:, :, None] + part[None], 1) for part in right.split(step, 1)]
-    return torch.cat(parts, 1)
+    result = left.new_empty(len(left), right.shape[1])
+    for start in range(0, right.shape[1], step):
+        columns = slice(start, start + step)
+        result[:, columns] = torch.logsumexp(left[:, :, None] + right[None, :, columns], 1)
+    return result

@@ -66,7 +66,10 @@ def pull(
         back = (_tile_probs(link)[0] @ weight[:, :, None])[:, :, 0]
     else:
         wide = spread(weight, link.destinations, link.table.num_states, zero)
-        back = torch.cat([wide @ tile.T for _, tile in link.table.prob_tiles()], 1)
+        # Into one place: small results between large tiles would leave holes in the memory.
+        back = weight.new_empty(len(weight), link.table.num_sources)
+        for rows, tile in link.table.prob_tiles():
+            back[:, rows] = wide @ tile.T
         back = gather(back, link.sources, zero)
     most = back.max(1, keepdim=True).values
     real = torch.ones_like(back, dtype=torch.bool) if link.sources is None else link.sources >= 0
