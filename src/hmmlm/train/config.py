@@ -113,7 +113,7 @@ class Config:
         model = {**dataclasses.asdict(self.model), **dataclasses.asdict(self.params)}
         tables = {"data": dataclasses.asdict(self.data), "model": model, "train": train}
         return {  # TOML has no word for nothing
-            name: {key: value for key, value in table.items() if value is not None}
+            name: {key: value for key, value in table.items() if value not in (None, "")}
             for name, table in tables.items()
         }
 
