@@ -10,7 +10,7 @@ from hmmlm.cli.asking import evaluate, info, next_tokens, sample, score, tag
 from hmmlm.cli.clustering import cluster
 from hmmlm.cli.making import prepare
 from hmmlm.cli.tour import demo
-from hmmlm.cli.training import train
+from hmmlm.cli.training import estimate, train
 from hmmlm.errors import InputError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app = typer.Typer(
 app.command()(prepare)
 app.command()(cluster)
 app.command()(train)
+app.command()(estimate)
 app.command()(evaluate)
 app.command()(score)
 app.command()(tag)

@@ -1,4 +1,4 @@
-"""`hmmlm train`: a model out of a corpus, or of plain text."""
+"""`hmmlm train` and `hmmlm estimate`: a model out of text, and what that costs."""
 
 import tempfile
 import time
@@ -192,7 +192,7 @@ def fit(corpus: Any, out: Path, config: Any, *, device: str, indent: int = 0) ->
     from hmmlm.model import Model
     from hmmlm.support import Support
     from hmmlm.train.config import make_batches, with_sizes
-    from hmmlm.train.estimate import estimate
+    from hmmlm.train.estimate import estimate as cost_of
     from hmmlm.train.loop import train as train_loop
     from hmmlm.train.loss import HmmLoss
 
@@ -211,7 +211,7 @@ def fit(corpus: Any, out: Path, config: Any, *, device: str, indent: int = 0) ->
         )
     else:
         support = Support.dense(words.vocab_size, config.model.states)
-    cost = estimate(config, words.vocab_size)
+    cost = cost_of(config, words.vocab_size)
     say(
         f"{config.model.kind}, {support.num_states:,} states{reason}; {cost.parameters:,} "
         f"parameters, about {cost.total_memory / 1e6:,.0f} MB and "
@@ -283,3 +283,46 @@ def free_folder(path: Path) -> Path:
         number += 1
         free = path.with_name(f"{path.name}-{number}")
     return refuse_existing(free)
+
+
+def estimate(
+    source: Annotated[Path | None, typer.Argument(help="A run.toml; by default no file.")] = None,
+    vocab: Annotated[int, number("--vocab", "Words of the vocabulary.", 1)] = 10_000,
+    tokens: Annotated[
+        int, number("--tokens", "Tokens of the text, for sizes that are not given.")
+    ] = 1_000_000,
+    set: Annotated[
+        list[str] | None,
+        typer.Option(help="A setting, such as model.states=4096; may be repeated.", metavar="K=V"),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """What a training step would cost: parameters, memory and operations."""
+    from hmmlm.train.config import make_config, override, read_config, with_sizes
+    from hmmlm.train.estimate import estimate as cost_of
+
+    tables = {} if source is None else read_config(source)
+    config, reason = with_sizes(make_config(override(tables, set or [])), tokens, vocab)
+    cost = cost_of(config, vocab)
+    say(
+        f"{config.model.kind}, {config.model.states:,} states{reason}, {cost.kept_states:,} kept; "
+        f"{cost.parameters:,} parameters, {cost.tokens_per_step:,} tokens a step"
+    )
+    for name in dict.fromkeys([*cost.memory, *cost.flops]):
+        say(
+            f"{name:>14}  {cost.memory.get(name, 0) / 1e6:>10,.1f} MB  "
+            f"{cost.flops.get(name, 0) / 1e9:>10,.2f} GFLOP"
+        )
+    memory, flops = cost.total_memory / 1e6, cost.total_flops / 1e9
+    say(f"{'in all':>14}  {memory:>10,.1f} MB  {flops:>10,.2f} GFLOP")
+    if json:
+        print_json(
+            {
+                "parameters": cost.parameters,
+                "bytes": cost.total_memory,
+                "flops": cost.total_flops,
+                "file_bytes": cost.file_bytes,
+                "memory": cost.memory,
+                "operations": cost.flops,
+            }
+        )
