@@ -2,6 +2,7 @@
 
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -98,9 +99,7 @@ def _compare(corpus: Any, model: Any) -> dict[str, float]:
 
 
 def _ask(model: Any) -> None:
-    # Many states are one word each; those that share words show what the model has learnt.
-    often = model.hmm.long_run().sort(descending=True).indices.tolist()
-    often = [state for state in often if model.top_words(state, k=1)[0][1] < 0.5][:10]
+    often = _telling(model, model.hmm.long_run().sort(descending=True).indices.tolist())
     say("by their most probable words", heading=f"4. {len(often)} states")
     say_states(model, often)
     say("drawn from the model", heading="5. Three sentences")
@@ -110,3 +109,16 @@ def _ask(model: Any) -> None:
     tagged = model.viterbi("the value of the expression is a string .")[0]
     pairs = zip(tagged.tokens, tagged.states, strict=True)
     say(" ".join(f"{word}/{state}" for word, state in pairs), indent=3)
+
+
+def _telling(model: Any, states: Iterable[int], number: int = 10) -> list[int]:
+    """The first states that show what was learnt: several words each, and others than before."""
+    found, shown = [], set()
+    for state in states:
+        words = model.top_words(state, k=3)
+        if words[0][1] < 0.5 and words[0][0] not in shown:
+            found.append(state)
+            shown |= {word for word, _ in words}
+        if len(found) == number:
+            break
+    return found
