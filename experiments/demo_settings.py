@@ -1,6 +1,6 @@
 """Which settings train the demo's model well: one run per change of one setting.
 
-    python -m experiments.demo_settings --out results.jsonl [--workers 16] [--smoke]
+    python -m experiments.demo_settings --out results.jsonl [--what factoring] [--workers 16] [--smoke]
 
 Every line has the settings, the seconds, the best validation and the test perplexity (sentence).
 """
@@ -37,9 +37,30 @@ RUNS = [
 ]
 
 
+SEEDS = (42, 52, 62)
+FACTORING = [
+    [
+        f"model.states={states}",
+        f"model.blocks={blocks}",
+        "train.epochs=12",
+        *kind,
+        f"train.seed={s}",
+    ]
+    for states, blocks in ((256, 0), (1040, 65))
+    for kind in (
+        ["model.kind=scalar", "train.learning_rate=0.2"],
+        ["model.kind=scalar", "train.learning_rate=0.5"],
+        ["model.shared=true"],  # ablation A
+        [],  # ablation B: the low-rank default
+    )
+    for s in SEEDS
+]
+"""Lee & Berg-Kirkpatrick's table 1 on this text: one logit per cell, or products of embeddings."""
+
+
 def run(changes: list[str], corpus: Path, smoke: bool) -> dict:
     """One training in a process of its own, on one thread, and its test perplexity."""
-    changes = [*BASE, *changes, *(["train.epochs=1"] if smoke else [])]
+    changes = [*changes, *(["train.epochs=1"] if smoke else [])]
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "model"
         options = [f"--set={change}" for change in changes]
@@ -78,6 +99,7 @@ def _commit() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--what", choices=["settings", "factoring"], default="settings")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--smoke", action="store_true", help="one epoch of two runs")
     given = parser.parse_args()
@@ -85,7 +107,8 @@ def main() -> None:
     from hmmlm.data.shards import write_corpus
     from hmmlm.data.tokenizer import Tokenizer
 
-    runs = RUNS[:2] if given.smoke else RUNS
+    runs = [[*BASE, *changes] for changes in RUNS] if given.what == "settings" else FACTORING
+    runs = runs[:2] if given.smoke else runs
     with tempfile.TemporaryDirectory() as scratch:
         corpus, splits = Path(scratch) / "corpus", builtin_sentences()
         write_corpus(corpus, Tokenizer.words(splits["train"], min_count=2), splits)

@@ -1,0 +1,44 @@
+"""The loss on a GPU: the same number and the same gradient as on a CPU."""
+
+import pytest
+import torch
+
+from hmmlm.data.batches import Batch
+from hmmlm.params import lowrank, mlp, scalar, transformer
+from hmmlm.support import Support
+from hmmlm.train.loss import Dropout, HmmLoss
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+SETTINGS = {
+    "scalar": scalar.Settings(),
+    "lowrank": lowrank.Settings(width=8),
+    "mlp": mlp.Settings(width=8),
+    "transformer": transformer.Settings(width=8, heads=2),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("blocks", [1, 4])
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_loss_and_gradient(name: str, blocks: int, rate: float) -> None:
+    support = Support.from_clusters(torch.arange(30) % blocks, 16 // blocks)
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(30, (4, 20), generator=generator)
+    restart = torch.rand(4, 20, generator=generator) < 0.2
+    batch = Batch(tokens, torch.tensor([20, 20, 7, 1]), restart, 48)
+    values, gradients = [], []
+    for device in ("cpu", "cuda"):
+        start = torch.Generator().manual_seed(0)
+        model = SETTINGS[name].build(support, generator=start).to(device)
+        loss = HmmLoss(model, support, dropout=Dropout(rate), seed=3)
+        value = loss(batch, 0.0)
+        value.backward()
+        values.append(float(value.detach()))
+        gradients.append([p.grad.cpu() for p in model.parameters() if p.grad is not None])
+    assert values[0] == pytest.approx(values[1], abs=1e-4)
+    assert len(gradients[0]) == len(gradients[1]) > 0
+    for ours, truth in zip(gradients[1], gradients[0], strict=True):
+        torch.testing.assert_close(ours, truth, rtol=1e-3, atol=1e-5)
