@@ -1,6 +1,6 @@
 """Which settings train the demo's model well: one run per change of one setting.
 
-    python -m experiments.demo_settings --out results.jsonl [--what factoring] [--workers 16] [--smoke]
+    python -m experiments.demo_settings --out FILE [--what factoring] [--workers 16] [--smoke]
 
 Every line has the settings, the seconds, the best validation and the test perplexity (sentence).
 """

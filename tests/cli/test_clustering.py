@@ -102,7 +102,7 @@ def test_train_with_blocks(call, place):
     assert answer.status == 0, answer.err
     assert "6 blocks (exchange, made now): 1 to 5" in answer.out
     assert "<eos> has block 5 to itself" in answer.out
-    assert "1 tokens that never occur are in block" in answer.out  # <unk>
+    assert "1 token that never occurs is in block" in answer.out  # <unk>
     support = Model.load("blocked").hmm.support
     assert support.is_partition and support.rows.shape[0] == 6 and support.num_states == 12
     assert sorted((support.rows >= 0).sum(1).tolist()) == [2] * 6

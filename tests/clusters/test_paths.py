@@ -45,6 +45,10 @@ def test_one_cluster_has_an_empty_path(tmp_path):
     ("text", "message"),
     [
         (b"", "is empty; give a paths file"),
+        (
+            b"0\ta\t" + b"9" * 26,
+            "line 1 is '0.ta.t9+' but must be a bit string, a word and a count",
+        ),
         (b"0\ta\t1\n1\tb\n", "line 2 is '1.tb' but must be a bit string, a word and a count"),
         (b"0\ta\t1\n\n", "line 2 is '' but must be"),
         (b"02\ta\t1\n", "line 1 is '02.ta.t1' but must be"),

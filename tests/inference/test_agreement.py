@@ -367,7 +367,7 @@ def test_posteriors_too_small_for_a_float_keep_their_logarithm() -> None:
 def test_counts_of_many_tokens_in_float32(blocks: int) -> None:
     """Sums in float32 would lose a part in a thousand over a million tokens."""
     hmm = random_hmm(3, 6, blocks=blocks)
-    steps = 1 << 15 if blocks == 1 else 1 << 9
+    steps = 1 << 15
     tokens = random_tokens(6, (1 << 20) // steps, steps)
     truth = inference.counts(hmm, tokens)
     result = inference.counts(hmm.to(dtype=torch.float32), tokens)
@@ -402,3 +402,38 @@ def test_advance_packs_the_table_once() -> None:
     state = inference.advance(state, 0)
     packed = state.table.packed.ahead
     assert inference.advance(state, 1).table.packed.ahead is packed
+
+
+@pytest.mark.parametrize("kind", ["dense", "blocks"])
+def test_tables_in_any_order_of_memory(kind: str) -> None:
+    hmm, tokens = make_hmm(kind), torch.tensor([[0, 1, 2, 4]])
+    turned = [field.T.contiguous().T if field.ndim == 2 else field for field in hmm.fields()]
+    strided = HMM(turned[0], Dense(turned[1]), turned[2], hmm.support)
+    for implementation in ("reference", "scaled"):
+        truth = inference.counts(hmm, tokens, implementation=implementation)
+        result = inference.counts(strided, tokens, implementation=implementation)
+        for count, expected in zip(result.fields(), truth.fields(), strict=True):
+            torch.testing.assert_close(count, expected)
+
+
+def test_tables_that_change_before_the_gradient_is_asked_for() -> None:
+    hmm = make_hmm("dense")
+    init = hmm.log_init.clone().requires_grad_()
+    changed = HMM(init, hmm.transitions, hmm.log_emit, hmm.support)
+    evidence = inference.log_prob(changed, torch.tensor([[0, 1]])).log_evidence.sum()
+    with torch.no_grad():
+        init += 1.0
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        evidence.backward()
+
+
+def test_a_gradient_of_a_carried_belief_raises() -> None:
+    hmm = make_hmm("dense")
+    init = hmm.log_init.clone().requires_grad_()
+    hmm = HMM(init, hmm.transitions, hmm.log_emit, hmm.support)
+    tokens = torch.tensor([[0, 1]])
+    belief = inference.log_prob(hmm, tokens).belief
+    inference.log_prob(hmm, tokens, belief=belief).log_evidence.sum().backward()  # a constant
+    free = belief._replace(log_probs=belief.log_probs.detach().requires_grad_())
+    with pytest.raises(NotImplementedError, match="A carried belief has no gradient; detach its"):
+        inference.log_prob(hmm, tokens, belief=free).log_evidence.sum().backward()

@@ -157,7 +157,8 @@ def _open(config: Any, stack: ExitStack) -> tuple[Any, str]:
     data = config.data
     if bool(data.corpus) == bool(data.text):
         raise InputError(
-            "Give either a corpus folder, made by hmmlm prepare, or plain text with --text."
+            "Give either a corpus folder, made by hmmlm prepare, or plain text with --text; here "
+            "or in the run's [data], but not both."
         )
     if data.corpus:
         path = Path(data.corpus)

@@ -48,9 +48,10 @@ def assign_blocks(
     if like_hmm_lm:
         missing = np.flatnonzero(found < 0)
         found[missing] = number - 1
-        names = f"{len(missing):,} tokens without a cluster"
+        names = _number(len(missing), "without a cluster")
         names += ", <eos> among them," if eos_id in missing else ""
-        rule = f"{names} are in the last cluster, {number - 1:,}, as in hmm-lm"
+        verb = "is" if len(missing) == 1 else "are"
+        rule = f"{names} {verb} in the last cluster, {number - 1:,}, as in hmm-lm"
         return Blocks(found, number, (rule,) if len(missing) else ())
     occurs = counts > 0
     lost = np.flatnonzero(occurs & (found < 0))
@@ -72,11 +73,14 @@ def assign_blocks(
     if len(unseen):
         largest = int(np.bincount(found[found >= 0]).argmax())
         found[unseen] = largest
-        rules.append(
-            f"{len(unseen):,} tokens that never occur are in block {largest:,}, the one with the "
-            "most words"
-        )
+        one = len(unseen) == 1
+        names = _number(len(unseen), "that never occurs is" if one else "that never occur are")
+        rules.append(f"{names} in block {largest:,}, the one with the most words")
     return Blocks(found, number, tuple(rules))
+
+
+def _number(tokens: int, which: str) -> str:
+    return f"1 token {which}" if tokens == 1 else f"{tokens:,} tokens {which}"
 
 
 def corpus_blocks(

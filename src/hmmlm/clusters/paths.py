@@ -13,7 +13,7 @@ from hmmlm.clusters.clustering import Clustering, check_clusters
 from hmmlm.errors import InputError
 from hmmlm.storage import new_file
 
-_LINE = re.compile(r"([01]*)\t(.+)\t(\d+)")
+_LINE = re.compile(r"([01]*)\t(.+)\t(\d{1,18})")
 
 
 class WordPaths(NamedTuple):

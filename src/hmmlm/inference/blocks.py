@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hmmlm.inference.chain import Chain
-from hmmlm.inference.recursion import Backward, Forward
+from hmmlm.inference.recursion import SUMMED, Backward, Forward
 from hmmlm.ops.dense_chain import compiled as dense_chain
 from hmmlm.ops.links import CountSums
 from hmmlm.ops.messages import scaled
@@ -37,9 +37,6 @@ class BlockScaled:
         support = chain.hmm.support
         self.rows = support.rows  # (R, K)
         self.row_of_step = support.row_of_word[chain.tokens]  # (B, T)
-        log_init = chain.hmm.log_init[self.rows.clamp(min=0)]
-        self.initial = log_init.masked_fill(self.rows < 0, -torch.inf).exp()  # (R, K)
-        self.width_of_row = (self.rows >= 0).sum(1)
         self.kept: dict[tuple[int, int], TilesOfStretch] = {}
 
     @property
@@ -47,7 +44,18 @@ class BlockScaled:
         width = self.rows.shape[1]
         factors = self.chain.hmm.transitions.fields()[0].shape[1]
         each = self.chain.batch * width * (width + min(2 * factors, 1024))
-        return max(1, STRETCH // each)
+        # Transitions of a stretch are summed in the type of the tables, so it has no more steps.
+        return max(1, min(STRETCH // each, SUMMED // self.chain.batch))
+
+    def _starts(self, steps: slice) -> tuple[Float[Tensor, "N K"], Int[Tensor, "B C"]]:
+        """p(z1) on the states of the steps that start afresh, and which of them a step has."""
+        restart = self.chain.restart[:, steps]
+        rows, place = self.row_of_step[:, steps][restart].unique(return_inverse=True)
+        states = self.rows[rows]
+        log_init = self.chain.hmm.log_init[states.clamp(min=0)]
+        start_of_step = torch.full(restart.shape, -1)
+        start_of_step[restart] = place
+        return log_init.masked_fill(states < 0, -torch.inf).exp(), start_of_step
 
     def leave(self, message: Tensor) -> Tensor:
         return scaled.leave(message)
@@ -59,7 +67,7 @@ class BlockScaled:
         dense_chain.add_rows(table, tokens, posteriors, seen)
 
     def forward(self, start: int, stop: int, message: Tensor | None, *, keep: bool) -> Forward:
-        chain, like = self.chain, self.initial
+        chain, like = self.chain, self.chain.hmm.log_init
         size = (chain.batch, stop - start, self.rows.shape[1])
         messages = like.new_empty(size if keep else (chain.batch, 0, size[2]))
         log_probs = like.new_empty(size[:2])
@@ -80,7 +88,7 @@ class BlockScaled:
             part = messages[:, begin - start : end - start]
             scales = log_probs.new_empty(size[0], end - begin)
             kept = part.contiguous() if keep else messages
-            restart = chain.restart[:, span]
+            initial, start_of_step = self._starts(span)
             message = compiled.forward(
                 message,
                 tiles.probs,
@@ -88,8 +96,8 @@ class BlockScaled:
                 tiles.tile_of_step,
                 chain.hmm.log_emit,
                 chain.tokens[:, span],
-                self.initial,
-                torch.where(restart, self.row_of_step[:, span], -1),
+                initial,
+                start_of_step,
                 chain.active[:, span],
                 scales,
                 low,
@@ -138,7 +146,7 @@ class BlockScaled:
                 chain.tokens[:, span],
                 ~through,
                 previous,
-                self.width_of_row[shifted],
+                (self.rows[shifted] >= 0).sum(2),
                 here,
                 part,
                 total,

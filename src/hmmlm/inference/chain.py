@@ -103,10 +103,10 @@ class Chain:
     def widened(self, rows: Int[Tensor, " N"]) -> tuple["Chain", str]:
         """Some of the rows, and the arithmetic that keeps digits which `scaled` lost there.
 
-        For matrix products that is float64 first, many times faster than log space.
+        That is float64 first, many times faster than log space.
         """
         part = self.select(rows)
-        if not self.dense or self.hmm.dtype == torch.float64:
+        if self.hmm.dtype == torch.float64:
             return part, "reference"
         part.hmm = self.hmm.to(dtype=torch.float64)
         part.table = make_table(part.hmm)

@@ -14,7 +14,10 @@ def choose(implementation: str, offered: tuple[str, ...] = RECURSIONS) -> tuple[
     """The implementation that will run, and the reason."""
     if implementation == "auto":
         if "scaled" in offered:
-            return "scaled", "matrix products; rows that underflow are redone in log space"
+            return (
+                "scaled",
+                "matrix products; rows that lose digits are redone in a wider arithmetic",
+            )
         return offered[0], "the only implementation"
     if implementation not in offered:
         raise InputError(

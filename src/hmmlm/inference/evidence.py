@@ -15,7 +15,7 @@ from hmmlm.inference.dispatch import (
     recursion,
     stretches,
 )
-from hmmlm.inference.gradients import with_gradient, without_gradient
+from hmmlm.inference.gradients import refuse_belief, with_gradient, without_gradient
 from hmmlm.inference.scan import SCAN, Scan
 from hmmlm.ops.links import gather
 from hmmlm.results import Belief, LogProb, StateProbs
@@ -35,8 +35,9 @@ def log_prob(
 
     `log_evidence` is differentiable with respect to the tables of the HMM: its gradient is the
     expected counts; a carried belief is a constant. O(T K^2) time per row. Memory beyond the
-    result: O(B K), one tile of transitions between the states of two words, O(B K^2), and for
-    dense supports the transition probabilities, O(Z^2).
+    result: O(B K), and tiles of transitions between the states of two words, O(B K^2) or up to a
+    fixed number of cells (`blocks.STRETCH`); for dense supports the transition probabilities,
+    O(Z^2).
     """
     chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id, restart=restart)
     name, _ = choose(implementation, (*RECURSIONS, SCAN))
@@ -49,6 +50,8 @@ def log_prob(
         return chain_counts(chain, name if name in RECURSIONS else "scaled", grad).fields()
 
     evidence = with_gradient(result.log_evidence, hmm, gradients)
+    if belief is not None:
+        evidence = refuse_belief(evidence, belief.log_probs)
     return without_gradient(result, "log_prob(...)", hmm)._replace(log_evidence=evidence)
 
 

@@ -181,7 +181,7 @@ def _backward_counts(
     dtype = torch.float64 if chain.active.numel() > 2 * SUMMED else chain.hmm.dtype
     sums = CountSums(chain.hmm.transitions, dtype)
     init = torch.zeros_like(chain.hmm.log_init, dtype=torch.float64)
-    emit = torch.zeros_like(chain.hmm.log_emit, dtype=dtype)
+    emit = torch.zeros(chain.hmm.log_emit.shape, dtype=dtype, device=chain.hmm.device)
     low = torch.zeros_like(times, dtype=torch.bool)
     back = None
     for number in range(len(parts) - 1, -1, -1):

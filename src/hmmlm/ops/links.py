@@ -140,7 +140,11 @@ class CountSums:
 
     def __init__(self, transitions: Transitions, dtype: torch.dtype) -> None:
         self.transitions = transitions
-        self.fields = tuple(torch.zeros_like(field, dtype=dtype) for field in transitions.fields())
+        # zeros_like would keep the order of a transposed table, and `add_tile` needs rows.
+        self.fields = tuple(
+            torch.zeros(field.shape, dtype=dtype, device=field.device)
+            for field in transitions.fields()
+        )
 
     def add_tile(
         self,

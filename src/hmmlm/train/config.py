@@ -78,7 +78,7 @@ class ModelSettings:
         if self.kind not in KINDS:
             raise InputError(
                 f"kind is {self.kind!r} but must be one of {', '.join(KINDS)}."
-                + _nearest(self.kind, KINDS)
+                + _nearest(self.kind, KINDS, otherwise="")
             )
         if self.states is not None and self.states < 1:
             raise InputError(f"states is {self.states:,} but must be at least 1.")
@@ -244,6 +244,8 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
     raise InputError(f"{name} is {value!r} but must be {wanted}.")
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def _nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f" Did you mean {close[0]}?" if close else f" Known are {', '.join(sorted(set(known)))}."
+    if close:
+        return f" Did you mean {close[0]}?"
+    return f" Known are {', '.join(sorted(set(known)))}." if otherwise is None else otherwise

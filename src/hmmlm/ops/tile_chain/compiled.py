@@ -271,8 +271,9 @@ def _backward(
 
 
 @compiled
-def _add_outer(sums, tile_of_step, counted, previous, messages, pairs, first, stop):
-    # pragma: no cover
+def _add_outer(
+    sums, tile_of_step, counted, previous, messages, pairs, first, stop
+):  # pragma: no cover
     size = sums.shape[2]
     for row in range(tile_of_step.shape[0]):
         for step in range(tile_of_step.shape[1]):
