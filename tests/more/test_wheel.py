@@ -64,7 +64,7 @@ def test_the_wheel_runs_the_demo_in_an_empty_environment(built, tmp_path):
     run(*pip, wheel, cwd=tmp_path)
     work = tmp_path / "work"
     work.mkdir()
-    options = ["--epochs", "1", "--states", "8", "--out", "x", "--json"]
+    options = ["--epochs", "1", "--states", "65", "--out", "x", "--json"]
     out = run(tmp_path / "env/bin/hmmlm", "demo", *options, cwd=work)
     result = json.loads(out.splitlines()[-1])
     assert result["folder"] == "x" and result["hmm"] > 1
