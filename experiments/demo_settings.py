@@ -65,9 +65,9 @@ def run(changes: list[str], corpus: Path, smoke: bool) -> dict:
         model = Path(scratch) / "model"
         options = [f"--set={change}" for change in changes]
         began = time.perf_counter()
-        trained = _hmmlm("train", str(corpus), "--out", str(model), *options)
+        trained = _hmmlm("train", str(corpus), "--out", str(model), "--device=cpu", *options)
         seconds = time.perf_counter() - began
-        tested = _hmmlm("evaluate", str(model), str(corpus), "--split", "test")
+        tested = _hmmlm("evaluate", str(model), str(corpus), "--split", "test", "--device=cpu")
     return {
         "settings": changes,
         "seconds": round(seconds, 1),
