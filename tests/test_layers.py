@@ -13,6 +13,7 @@ PACKAGE = Path(hmmlm.__file__).parent
 ROOMS = [
     ["errors"],
     ["storage"],
+    ["machine_code"],
     ["transitions"],
     ["support"],
     ["results"],
@@ -37,9 +38,10 @@ ROOMS = [
 ONLY = {
     "errors": set(),
     "storage": {"errors"},
-    "ops": {"errors", "storage", "transitions", "support", "results"},
+    "machine_code": set(),
+    "ops": {"errors", "storage", "machine_code", "transitions", "support", "results"},
     "data": {"errors", "storage"},
-    "clusters": {"errors", "storage", "data"},
+    "clusters": {"errors", "storage", "machine_code", "data"},
     "lm": {"errors"},
 }
 HEIGHT = {room: height for height, rooms in enumerate(ROOMS) for room in rooms}

@@ -211,17 +211,21 @@ def info(
         if states:
             say_states(loaded, range(min(states, loaded.hmm.num_states)))
     for key, value in result.items():
-        # A table of tables takes a line for each.
-        parts = value if isinstance(value, dict) else {"": value}
-        tables = {k: v for k, v in parts.items() if isinstance(v, dict)}
-        rest = {k: v for k, v in parts.items() if k not in tables}
-        lines = {**{f"{key} {k}": v for k, v in tables.items()}}
-        if rest:
-            lines[key] = rest if isinstance(value, dict) else value
-        for name, shown in lines.items():
+        for name, shown in _table_lines(key, value):
             say(f"{name.replace('_', ' '):>20}  {_shown(shown)}")
     if json:
         print_json(result)
+
+
+def _table_lines(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """What is shown of a value: a line, or of a table of tables one for each of them."""
+    tables = value if isinstance(value, dict) else {}
+    inner = {name: part for name, part in tables.items() if isinstance(part, dict)}
+    yield from ((f"{key} {name}", part) for name, part in inner.items())
+    if rest := {name: part for name, part in tables.items() if name not in inner}:
+        yield key, rest
+    if not isinstance(value, dict):
+        yield key, value
 
 
 def say_states(model: "Model", states: Iterable[int]) -> None:

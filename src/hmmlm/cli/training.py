@@ -12,7 +12,6 @@ from hmmlm.cli.clustering import Method, blocks_support
 from hmmlm.cli.output import (
     Device,
     Json,
-    one_of,
     pick_device,
     positive,
     print_json,
@@ -49,9 +48,7 @@ def train(
     kind: Annotated[
         str | None,
         typer.Option(
-            help="The parameterisation: scalar, lowrank, mlp or transformer.",
-            parser=one_of("scalar", "lowrank", "mlp", "transformer"),
-            metavar="KIND",
+            help="The parameterisation: scalar, lowrank, mlp or transformer.", metavar="KIND"
         ),
     ] = None,
     states: Annotated[

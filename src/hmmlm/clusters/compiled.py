@@ -1,19 +1,8 @@
-"""Loops over bigrams that are too slow in Python, and what all loops here share."""
+"""Loops over bigrams that are too slow in Python."""
 
-from typing import Any
-
-import numba
 import numpy as np
 
-
-# Any: checkers would take the functions for what they are before they are compiled.
-def compile_loop(function: Any, **how: Any) -> Any:
-    """Compiles a function at its first use and keeps the result on disk."""
-    how = {"nogil": True, "error_model": "numpy", **how}
-    try:
-        return numba.njit(cache=True, **how)(function)
-    except RuntimeError:  # nowhere to write a cache: neither beside the file nor at home
-        return numba.njit(**how)(function)
+from hmmlm.machine_code import compile_loop
 
 
 @compile_loop

@@ -157,7 +157,7 @@ class BlockScaled:
             posteriors[:, place], totals[:, place] = part, total
             if sums is not None and times is not None:
                 low |= ((total < scaled.lowest(total.dtype)) & chain.active[:, span]).any(1)
-                self._add_pairs(sums, times, tiles, previous, here, pairs, through, low, begin)
+                self._add_pairs(sums, times, tiles, previous, here, pairs, through, low)
         low |= ((totals < scaled.lowest(totals.dtype)) & chain.active[:, start:stop]).any(1)
         if not counted:
             posteriors = messages.log() + posteriors.log() - totals.log()[:, :, None]
@@ -173,7 +173,6 @@ class BlockScaled:
         pairs: Tensor,
         through: Bool[Tensor, "B C"],
         low: Bool[Tensor, " B"],
-        begin: int,
     ) -> None:
         """Adds the joints of neighbouring steps, so many times for each row."""
         used = torch.where(low, 0.0, times)
@@ -208,9 +207,7 @@ class BlockScaled:
         found = found.clamp(min=0)
         sources, destinations = self.rows[found // number], self.rows[found % number]
         link = chain.tiles(sources, destinations)
-        most = link.log_tile.amax((1, 2))
-        most = torch.where(torch.isfinite(most), most, 0.0)
-        probs = (link.log_tile - most[:, None, None]).exp_()
+        probs, most = scaled.tile_probs(link)
         tiles = TilesOfStretch(probs, most, tile_of_step, sources, destinations)
         self.kept = {(start, stop): tiles}
         return tiles

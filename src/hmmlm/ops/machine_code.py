@@ -1,14 +1,14 @@
-"""Loops in machine code: compiled by numba, shared out among threads of our own."""
+"""Loops of the ops in machine code, shared out among threads of our own."""
 
 import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from typing import Any
+from functools import cache, partial
 
-import numba
 import numpy as np
 from torch import Tensor
+
+from hmmlm.machine_code import compile_loop
 
 
 def arrays(*tensors: Tensor) -> list[np.ndarray]:
@@ -43,11 +43,5 @@ def share(pieces: int, work: Callable[[int], None], threads: int) -> None:
             job.result()
 
 
-# Any: checkers would take the functions for what they are before they are compiled.
-def compiled(function: Any) -> Any:
-    """The function in machine code, without the interpreter's lock, and kept on disk."""
-    how = {"nogil": True, "fastmath": {"contract", "reassoc", "nsz"}, "error_model": "numpy"}
-    try:
-        return numba.njit(cache=True, **how)(function)
-    except RuntimeError:  # nowhere to write a cache: neither beside this file nor at home
-        return numba.njit(**how)(function)
+compiled = partial(compile_loop, fastmath={"contract", "reassoc", "nsz"})
+"""Compiles a loop over messages, whose sums may be made in any order."""

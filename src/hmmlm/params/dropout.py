@@ -19,11 +19,7 @@ def keep_states(
     Where rows are not blocks it is a fixed number of all states, and each of `words`, the ids of a
     batch (-1 is none), that would lose all of its states keeps one. O(R K log K).
     """
-    if not 0 <= rate < 1:
-        raise InputError(
-            f"The state dropout is {rate} but must be at least 0 and less than 1, or no state "
-            f"would be kept."
-        )
+    check_rate(rate)
     device = generator.device
     if support.is_partition:
         rows = support.rows.to(device)
@@ -38,6 +34,15 @@ def keep_states(
     if words is not None:
         kept = torch.cat([kept, _one_each(support, kept, generator, words.to(device))])
     return kept.sort().values
+
+
+def check_rate(rate: float) -> None:
+    """Refuses a rate that would keep no state."""
+    if not 0 <= rate < 1:
+        raise InputError(
+            f"The state dropout is {rate} but must be at least 0 and less than 1, or no state "
+            f"would be kept."
+        )
 
 
 def _one_each(

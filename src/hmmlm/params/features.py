@@ -14,13 +14,11 @@ from hmmlm.ops.normaliser import log_normaliser
 from hmmlm.support import Support
 from hmmlm.transitions import Dense, Factored
 
-ROLES = ("start", "source", "destination", "emit")
-"""What a state's features are for: to be first, to be left, to be entered, to emit."""
-
 
 class Features(nn.Module):
     """Tables of an HMM as products of features that each state has for each role.
 
+    Its roles are to be first ("start"), left ("source"), entered ("destination"), and to "emit".
     p(z' | z) is the softmax of source(z) . destination(z'), p(x | z) that of emit(z) . words(x)
     (+ a bias for each word) over the words of z, and p(z1) that of start(z) . a vector. A role's
     features are its network's answer to its state embeddings; roles without a network of their own

@@ -56,10 +56,9 @@ def linear(
     *,
     generator: torch.Generator,
     dtype: torch.dtype = torch.float32,
-    bias: bool = True,
 ) -> nn.Linear:
     """A linear layer, uniform as torch makes it but drawn from the generator."""
-    layer = nn.Linear(inputs, outputs, bias=bias, dtype=dtype, device="meta").to_empty(device="cpu")
+    layer = nn.Linear(inputs, outputs, dtype=dtype, device="meta").to_empty(device="cpu")
     limit = 1 / math.sqrt(inputs)
     with torch.no_grad():
         for parameter in layer.parameters():

@@ -27,7 +27,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "mlp": {"learning_rate": 0.01, "weight_decay": 0.04},
     "transformer": {"learning_rate": 0.003, "weight_decay": 0.04},
 }
-"""What was found to train each well; docs/training.md has the measurements."""
+"""Where to start with each; the first three are from the demo's text (docs/training.md)."""
 
 LAYOUTS = ("packed", "streams", "windows")
 
@@ -188,7 +188,7 @@ def with_sizes(config: Config, tokens: int, vocab_size: int) -> tuple[Config, st
     """The configuration with states and blocks chosen where they were not given, and why.
 
     About one state for 25 tokens, a power of two from 64 to 4,096, of which a word of a text with
-    many words has 32: what did best on texts of 50,000 to 2 million tokens within minutes.
+    many words has 32: the shape that did best on the demo's text.
     """
     model = config.model
     if model.clusters and model.states is None:

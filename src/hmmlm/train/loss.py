@@ -7,11 +7,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from hmmlm.data.batches import Batch
-from hmmlm.errors import InputError
 from hmmlm.hmm import HMM
 from hmmlm.inference import counts
 from hmmlm.inference.gradients import with_gradient
-from hmmlm.params.dropout import keep_states
+from hmmlm.params.dropout import check_rate, keep_states
 from hmmlm.results import Belief
 from hmmlm.support import Support
 
@@ -28,11 +27,8 @@ class Dropout:
 
     def __post_init__(self) -> None:
         for rate in (self.rate, self.last):
-            if rate is not None and not 0 <= rate < 1:
-                raise InputError(
-                    f"The state dropout is {rate} but must be at least 0 and less than 1, or no "
-                    f"state would be kept."
-                )
+            if rate is not None:
+                check_rate(rate)
 
     def at(self, done: float) -> float:
         """The rate when a share `done` of training is over."""

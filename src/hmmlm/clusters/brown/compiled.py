@@ -15,9 +15,9 @@ from functools import partial
 
 import numpy as np
 
-from hmmlm.clusters.compiled import compile_loop
 from hmmlm.clusters.compiled import n_log_n as _f
 from hmmlm.clusters.together.instructions import announce, finish, take, take_or_wait, wait
+from hmmlm.machine_code import compile_loop
 
 NEVER = 1e300
 """Added to the loss of a merge that must not be."""

@@ -7,9 +7,9 @@ With f(n) = n log n the mutual information is, up to constants and the factor 1 
     sum of f(ahead[c, d]) - sum of f(firsts[c]) - sum of f(seconds[d]).
 """
 
-from hmmlm.clusters.compiled import compile_loop
 from hmmlm.clusters.compiled import n_log_n as _f
 from hmmlm.clusters.together.instructions import announce, finish, take, take_or_wait, wait
+from hmmlm.machine_code import compile_loop
 
 
 @compile_loop

@@ -32,7 +32,7 @@ def push(
 ) -> tuple[Float[Tensor, "B L"], Float[Tensor, " B"]]:
     """sum_i message_i p(j | i) for every j, and the log of the scale taken out of it."""
     if isinstance(link, Tiles):
-        probs, most = _tile_probs(link)
+        probs, most = tile_probs(link)
         return (message[:, None, :] @ probs)[:, 0], most
     wide = spread(message, link.sources, link.table.num_sources, zero)
     total = message.new_zeros(len(message), link.table.num_states)
@@ -63,7 +63,7 @@ def pull(
 ) -> tuple[Float[Tensor, "B K"], Bool[Tensor, " B"]]:
     """sum_j p(j | i) weight_j for every i, its largest entry 1; and rows to be redone."""
     if isinstance(link, Tiles):
-        back = (_tile_probs(link)[0] @ weight[:, :, None])[:, :, 0]
+        back = (tile_probs(link)[0] @ weight[:, :, None])[:, :, 0]
     else:
         wide = spread(weight, link.destinations, link.table.num_states, zero)
         # Into one place: small results between large tiles would leave holes in the memory.
@@ -114,7 +114,7 @@ def add_pairs(
     factor = torch.where(rows & ~low, times / total, 0.0)
     weight = weight * factor[:, None]
     if isinstance(link, Tiles):
-        probs, _ = _tile_probs(link)
+        probs, _ = tile_probs(link)
         counts = message[:, :, None] * probs * weight[:, None, :]
         sums.add_tile(counts, link.sources, link.destinations)
         return low & rows
@@ -125,8 +125,8 @@ def add_pairs(
     return low & rows
 
 
-def _tile_probs(link: Tiles) -> tuple[Float[Tensor, "B K L"], Float[Tensor, " B"]]:
-    # A tile is a small part of its rows: its best entry can be far below 1.
+def tile_probs(link: Tiles) -> tuple[Float[Tensor, "B K L"], Float[Tensor, " B"]]:
+    """The tile over its largest entry, which can be far below 1, and the log of that."""
     most = _finite(link.log_tile.amax((1, 2)))
     return (link.log_tile - most[:, None, None]).exp(), most
 
