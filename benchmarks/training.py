@@ -9,6 +9,7 @@ import argparse
 import json
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import quantiles
 
@@ -46,28 +47,12 @@ def measure(name: str, rounds: int) -> dict:
     found = re.fullmatch(r"ptb-z(\d+)-m(\d+)-d(\d+)-b(\d+)tok", name)
     assert found, name
     states, blocks, dropout, tokens = map(int, found.groups())
-    settings = mlp.Settings(width=WIDTH)
-    generator = torch.Generator().manual_seed(0)
+    rows = max(1, tokens // LENGTH)
+    make_step(16, 4, 0.5, (2, 8), words=20)()  # loads libraries: memory is to be the step's own
     before = _memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-    support = Support.from_clusters(torch.arange(WORDS) % blocks, states // blocks)
-    model = settings.build(support, generator=generator)
-    loss = HmmLoss(model, support, dropout=Dropout(dropout / 100))
-    optimiser = torch.optim.AdamW(model.parameters(), lr=0.01)
-    rows = max(1, tokens // LENGTH)
-    text = torch.randint(WORDS, (rows, tokens // rows), generator=generator)
-    restart = torch.rand(text.shape, generator=generator) < 0.05
-    batch = Batch(text, torch.full((rows,), text.shape[1]), restart, text.numel())
-
-    def step() -> None:
-        optimiser.zero_grad()
-        loss(batch, 0.0).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
-        optimiser.step()
-
-    step()
-    best = {key: value.clone() for key, value in model.state_dict().items()}  # as training keeps
-    for _ in range(2):
+    step = make_step(states, blocks, dropout / 100, (rows, tokens // rows), words=WORDS)
+    for _ in range(3):
         step()
     peak = _memory("VmHWM") - before
     kept = states // blocks - states // blocks * dropout // 100
@@ -93,19 +78,41 @@ def measure(name: str, rounds: int) -> dict:
         "q80": round(high, 2),
         "floor_ms": round(floor, 2),
         "of_floor": round(floor / middle, 3),
-        "tokens_per_s": round(1e3 * text.numel() / middle),
+        "tokens_per_s": round(1e3 * tokens / middle),
         "peak_bytes": peak,
         "estimated_bytes": expected.total_memory,
         "parameters": expected.parameters,
         **describe(),
     }
-    assert best
     print(
         f"{name}: {middle:.1f} ms (20% {low:.1f}, 80% {high:.1f}), floor {floor:.1f} ms, "
         f"{line['of_floor']:.0%} of it; {line['tokens_per_s']:,} tokens/s; peak "
         f"{peak / 1e6:,.0f} MB, estimated {expected.total_memory / 1e6:,.0f} MB"
     )
     return line
+
+
+def make_step(
+    states: int, blocks: int, dropout: float, size: tuple[int, int], *, words: int
+) -> Callable[[], None]:
+    """A training step of Chiu & Rush's network on words drawn at random, in `size` rows."""
+    generator = torch.Generator().manual_seed(0)
+    support = Support.from_clusters(torch.arange(words) % blocks, states // blocks)
+    model = mlp.Settings(width=WIDTH).build(support, generator=generator)
+    loss = HmmLoss(model, support, dropout=Dropout(dropout))
+    optimiser = torch.optim.AdamW(model.parameters(), lr=0.01)
+    text = torch.randint(words, size, generator=generator)
+    restart = torch.rand(size, generator=generator) < 0.05
+    batch = Batch(text, torch.full(size[:1], size[1]), restart, text.numel())
+    best = {key: value.clone() for key, value in model.state_dict().items()}
+
+    def step(kept: dict[str, Tensor] = best) -> None:  # as training keeps them
+        optimiser.zero_grad()
+        loss(batch, 0.0).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+        optimiser.step()
+
+    return step
 
 
 def _products(blocks: int, kept: int, tokens: int) -> list[tuple[Tensor, Tensor]]:

@@ -162,7 +162,8 @@ def _check_model(model: LanguageModel) -> float:
     if not error < ROW_TOLERANCE:  # catches NaN too
         raise InputError(
             f"The model's probabilities sum to one only within {error:.3g}, and a perplexity is "
-            f"published only under {ROW_TOLERANCE:g}; normalise its tables in float32 or float64."
+            f"published only under {ROW_TOLERANCE:g}; normalise its tables in float32 or float64, "
+            f"or train with a lower learning rate: large logits leave few digits for the sum."
         )
     return error
 

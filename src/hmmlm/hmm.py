@@ -229,21 +229,28 @@ class HMM:
             left, right = self.transitions.left[sources], self.transitions.right[states]
             transitions = Factored.normalise(left, right)
         support = self.support.restrict(states)
-        old, new = self.support.rows[self.support.row_of_word], support.rows[support.row_of_word]
-        # Slots keep their order, so those that stay move left over those that go.
-        kept = torch.isin(old, states)
-        order = torch.sort((~kept).to(torch.uint8), dim=1, stable=True).indices
-        moved = self.log_emit.gather(1, order)[:, : support.width].masked_fill(new < 0, -torch.inf)
-        norm = log_sum_by_state(moved, support)
-        emit = torch.where(new >= 0, moved - norm[new.clamp(min=0)], -torch.inf)
         return HMM(
             _renormalise(self.log_init[states]),
             transitions,
-            emit,
+            self._kept_emissions(states, support),
             support,
             self.global_states(states),
             sources if self.source_ids is None else self.source_ids[sources],
         )
+
+    def _kept_emissions(self, states: Int[Tensor, " S"], kept: Support) -> Float[Tensor, "V L"]:
+        """The emissions of the states on their restricted support, renormalised."""
+        if self.support.is_dense and kept.is_dense:
+            moved = self.log_emit[:, states]
+            return moved - log_sum_by_state(moved, kept)
+        # Slots keep their order, so those that stay move left over those that go.
+        gone = ~torch.isin(self.support.rows, states)
+        order = torch.sort(gone.to(torch.uint8), dim=1, stable=True).indices[:, : kept.width]
+        ids = kept.rows[kept.row_of_word]  # (V, L)
+        moved = self.log_emit.gather(1, order[self.support.row_of_word])
+        moved = moved.masked_fill(ids < 0, -torch.inf)
+        norm = log_sum_by_state(moved, kept)
+        return torch.where(ids >= 0, moved - norm[ids.clamp(min=0)], -torch.inf)
 
 
 def log_sum_by_state(log_values: Float[Tensor, "V K"], support: Support) -> Float[Tensor, " Z"]:

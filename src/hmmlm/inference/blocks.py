@@ -7,14 +7,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hmmlm.inference.chain import Chain
-from hmmlm.inference.recursion import SUMMED, Backward, Forward
+from hmmlm.inference.recursion import SUMMED, TILED, Backward, Forward
 from hmmlm.ops.dense_chain import compiled as dense_chain
 from hmmlm.ops.links import CountSums
 from hmmlm.ops.messages import scaled
 from hmmlm.ops.tile_chain import compiled
-
-STRETCH = 1 << 23
-"""Numbers of the tiles that a pass makes at a time, and of what they are made of."""
 
 
 class TilesOfStretch(NamedTuple):
@@ -45,7 +42,7 @@ class BlockScaled:
         factors = self.chain.hmm.transitions.fields()[0].shape[1]
         each = self.chain.batch * width * (width + min(2 * factors, 1024))
         # Transitions of a stretch are summed in the type of the tables, so it has no more steps.
-        return max(1, min(STRETCH // each, SUMMED // self.chain.batch))
+        return max(1, min(TILED // each, SUMMED // self.chain.batch))
 
     def _starts(self, steps: slice) -> tuple[Float[Tensor, "N K"], Int[Tensor, "B C"]]:
         """p(z1) on the states of the steps that start afresh, and which of them a step has."""

@@ -36,7 +36,7 @@ def log_prob(
     `log_evidence` is differentiable with respect to the tables of the HMM: its gradient is the
     expected counts; a carried belief is a constant. O(T K^2) time per row. Memory beyond the
     result: O(B K), and tiles of transitions between the states of two words, O(B K^2) or up to a
-    fixed number of cells (`blocks.STRETCH`); for dense supports the transition probabilities,
+    fixed number of cells (`recursion.TILED`); for dense supports the transition probabilities,
     O(Z^2).
     """
     chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id, restart=restart)

@@ -21,6 +21,9 @@ from hmmlm.ops.messages import scaled
 STRETCH = 1 << 20
 """Cells of the emissions that a dense pass gathers at a time."""
 
+TILED = 1 << 23
+"""Numbers of the tiles that a pass makes at a time, and of what they are made of."""
+
 SUMMED = 1 << 12
 """Steps whose expected transitions are summed in the dtype of the tables, before float64."""
 

@@ -170,9 +170,11 @@ class _Answers:
 
 def emission_table(logits: Float[Tensor, "V K"], support: Support) -> Float[Tensor, "V K"]:
     """log p(x | z) by word, from logits; normalised over each state's words, -inf in padding."""
-    ids = support.rows[support.row_of_word]  # (V, K)
     # Padding goes into no state's sum; its logits stay finite until the end, for the gradient.
     norm = log_sum_by_state(logits, support)
+    if support.is_dense:
+        return logits - norm
+    ids = support.rows[support.row_of_word]  # (V, K)
     return torch.where(ids >= 0, logits - norm[ids.clamp(min=0)], -torch.inf)
 
 
@@ -190,6 +192,8 @@ def _kept_slots(
     logits: Float[Tensor, "V K"], support: Support, states: Int[Tensor, " S"], width: int
 ) -> Float[Tensor, "V L"]:
     """The cells of the states that are kept, moved left over those that go."""
+    if support.is_dense:
+        return logits[:, states.sort().values]
     gone = ~torch.isin(support.rows, states)
     order = torch.sort(gone.to(torch.uint8), dim=1, stable=True).indices[:, :width]
     return logits.gather(1, order[support.row_of_word])

@@ -3,9 +3,13 @@
 import math
 from typing import Any, NamedTuple
 
+from hmmlm.inference.recursion import TILED
 from hmmlm.ops.normaliser import KEPT
 from hmmlm.params import lowrank, mlp, scalar, transformer
 from hmmlm.train.config import Config
+
+LOST = 1.12
+"""What a process takes for each byte asked for, as measured: some is lost between allocations."""
 
 
 class Estimate(NamedTuple):
@@ -31,42 +35,58 @@ class Estimate(NamedTuple):
 
 
 def estimate(config: Config, vocab_size: int) -> Estimate:
-    """The cost of a training step of a configuration with its sizes, in float32.
+    """The cost of a training step of a configuration with its sizes, on a CPU in float32.
 
-    Memory is the largest amount held at one time beyond the libraries; operations are those of the
-    matrix products, the gradient included.
+    Memory is the largest amount held at one time beyond the libraries: while counts are summed,
+    while the gradient flows back, or in the optimiser's update. Operations are those of the matrix
+    products, the gradient included.
     """
     states, blocks, params = config.model.states, config.model.blocks or 1, config.params
     assert states is not None
     width = getattr(params, "width", 0)
     kept = math.ceil(states // blocks * (1 - config.dropout.rate) - 1e-9)  # states of a word
-    total = kept * blocks
+    total, cells = kept * blocks, vocab_size * kept
     tokens = config.data.batch_size * config.data.length
     parameters = count_parameters(config, vocab_size)
-    copies = 5 + (config.train.average > 0)  # weights, gradients, two moments, the best; average
-    memory = {"weights": 4 * copies * parameters}
-    flops = {}
-    networks = _networks(params)
-    if networks:
-        rows = states if isinstance(params, transformer.Settings) else total
-        memory["networks"] = 4 * 10 * rows * width * networks
-        flops["networks"] = 3 * networks * _network_flops(params, states, total)
-    if _is_factored(params, "trans"):
-        held = total**2 if total**2 <= KEPT else 0
-        memory["transitions"] = 4 * (2 * held + 6 * total * width)
-        flops["transitions"] = (6 if held else 8) * total**2 * width
+    factored, networks = _is_factored(params, "trans"), _networks(params)
+    dense = blocks == 1
+    # Numbers that the forward computation keeps for the gradient; ids of cells count twice.
+    held = {
+        "networks": networks * _network_memory(params, states, total) if networks else 0,
+        "transitions": 3 * total * width,
+        "emissions": (2 if dense else 8) * cells,
+    }
+    counting, back = dict(held), dict(held)
+    flops = {"networks": 3 * networks * _network_flops(params, states, total)} if networks else {}
+    if factored:
+        probs = total**2 if total**2 <= KEPT else 0
+        counting["transitions"] += probs + 2 * total * width + 5 * dense * total**2
+        back["transitions"] += 2 * probs + 4 * total * width
+        flops["transitions"] = (6 if probs else 8) * total**2 * width
     else:
-        memory["transitions"] = 4 * 5 * total**2
-    memory["emissions"] = 4 * 8 * vocab_size * kept
+        counting["transitions"] += (5 if dense else 3) * total**2
+        back["transitions"] += 4 * total**2
+    counting["emissions"] += cells
+    back["emissions"] += 4 * cells
     if _is_factored(params, "emit"):
-        memory["emissions"] += 4 * 2 * vocab_size * width
         flops["emissions"] = 6 * vocab_size * kept * width
-    memory["messages"] = 4 * 4 * min(tokens * kept, 1 << 24)
+    counting["messages"] = 3 * min(tokens * kept, 1 << 24)
     flops["recursion"] = 8 * tokens * kept**2
-    if blocks > 1 and _is_factored(params, "trans"):
-        memory["tiles"] = 4 * 6 * config.data.batch_size * kept * (kept + width)
+    if not dense:
+        made = TILED // (kept * (kept + min(2 * width if factored else 2 * total, 1024)))
+        rows, pairs = config.data.batch_size, blocks**2
+        together = min(tokens, rows * max(1, made // rows))  # tokens of a stretch
+        different = round(pairs * (1 - math.exp(-together / pairs)))  # of words drawn at random
+        counting["tiles"] = different * kept * (3 * kept + (4 * width if factored else 0))
+    if not dense and factored:
         flops["tiles"] = 10 * tokens * kept**2 * width
-    table = states * (2 * width + 1) if _is_factored(params, "trans") else states**2
+    back["gradients"] = parameters // 2  # those of embeddings come last
+    update = {"gradients": parameters, "update": 2 * _largest(config, vocab_size)}
+    copies = 4 + (config.train.average > 0)  # weights, two moments, the best; the average
+    peak = {"weights": copies * parameters}
+    peak |= max((counting, back, update), key=lambda phase: sum(phase.values()))
+    memory = {name: round(4 * LOST * numbers) for name, numbers in peak.items() if numbers}
+    table = states * (2 * width + 1) if factored else states**2
     file_bytes = 4 * (states + table + vocab_size * (states // blocks))
     return Estimate(parameters, file_bytes, tokens, total, memory, flops)
 
@@ -119,3 +139,22 @@ def _network_flops(params: Any, states: int, kept: int) -> int:
     if isinstance(params, transformer.Settings):
         return params.depth * 2 * states * params.width * (12 * params.width + states)
     return getattr(params, "layers", 2) * 2 * kept * params.width**2
+
+
+def _network_memory(params: Any, states: int, kept: int) -> int:
+    """Numbers that one network keeps for its gradient."""
+    if isinstance(params, transformer.Settings):
+        return 16 * params.depth * states * params.width
+    return (1 + 2 * getattr(params, "layers", 2)) * kept * params.width
+
+
+def _largest(config: Config, vocab_size: int) -> int:
+    """Numbers of the largest parameter, whose update needs as many again, twice."""
+    states, blocks, params = config.model.states, config.model.blocks or 1, config.params
+    assert states is not None
+    trans, emit = _is_factored(params, "trans"), _is_factored(params, "emit")
+    width = getattr(params, "width", 0)
+    return max(
+        states * (width if trans else states),
+        vocab_size * (width if emit else states // blocks),
+    )
