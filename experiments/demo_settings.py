@@ -3,6 +3,7 @@
     python -m experiments.demo_settings --out FILE [--what factoring] [--workers 16] [--smoke]
 
 Every line has the settings, the seconds, the best validation and the test perplexity (sentence).
+Runs whose line is in FILE already are not made again.
 """
 
 import argparse
@@ -46,7 +47,7 @@ FACTORING = [
         *kind,
         f"train.seed={s}",
     ]
-    for states, blocks in ((256, 0), (1040, 65))
+    for states, blocks in ((256, 0), (1040, 65), (2080, 65))
     for kind in (
         ["model.kind=scalar", "train.learning_rate=0.2"],
         ["model.kind=scalar", "train.learning_rate=0.5"],
@@ -108,7 +109,9 @@ def main() -> None:
     from hmmlm.data.tokenizer import Tokenizer
 
     runs = [[*BASE, *changes] for changes in RUNS] if given.what == "settings" else FACTORING
-    runs = runs[:2] if given.smoke else runs
+    done = given.out.read_text().splitlines() if given.out.exists() else []
+    made = [json.loads(line)["settings"] for line in done]
+    runs = runs[:2] if given.smoke else [changes for changes in runs if changes not in made]
     with tempfile.TemporaryDirectory() as scratch:
         corpus, splits = Path(scratch) / "corpus", builtin_sentences()
         write_corpus(corpus, Tokenizer.words(splits["train"], min_count=2), splits)

@@ -13,7 +13,7 @@ from hmmlm.data.shards import TokenArray
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.errors import InputError
 from hmmlm.evaluate import HmmLM, evaluate
-from hmmlm.transitions import Dense
+from hmmlm.transitions import Dense, Factored
 from models import make_hmm
 
 WORDS = ["<unk>", "<eos>", "a", "b", "c"]
@@ -62,6 +62,15 @@ def test_a_factored_model_keeps_its_factors(tmp_path):
     make_model(transitions="factored").save(tmp_path / "m")
     names = set(load_file(tmp_path / "m/model.safetensors"))
     assert {"trans_left", "trans_right", "trans_log_norm"} < names and "log_trans" not in names
+
+
+def test_factors_that_are_one_table_are_saved_twice(tmp_path):
+    model = make_model(transitions="factored")
+    one = model.hmm.transitions.left
+    tables = (model.hmm.log_init, Factored.normalise(one, one), model.hmm.log_emit)
+    Model(HMM(*tables, model.hmm.support), model.tokenizer).save(tmp_path / "m")
+    read = Model.load(tmp_path / "m").hmm.transitions
+    assert isinstance(read, Factored) and torch.equal(read.left, read.right)
 
 
 def test_the_config_says_what_is_true_of_the_model_that_is_saved(tmp_path):

@@ -25,8 +25,17 @@ def write_hmm(path: Path, hmm: HMM) -> None:
         tensors |= dict(zip(names, hmm.transitions.fields(), strict=True))
     tensors["support_rows"] = hmm.support.rows.int()
     tensors["support_row_of_word"] = hmm.support.row_of_word.int()
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    plain: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        # One embedding may be both factors; the format wants each in memory of its own.
+        shared = any(_memory(other) == _memory(tensor) for other in plain.values())
+        plain[name] = tensor.clone() if shared else tensor
     save_file(plain, path, metadata={"format": FORMAT})
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def read_hmm(path: Path) -> HMM:

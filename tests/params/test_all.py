@@ -238,3 +238,28 @@ def test_a_word_of_the_batch_that_would_lose_every_state_keeps_one(name: str) ->
 def test_dropout_that_keeps_no_state_is_refused(rate: float) -> None:
     with pytest.raises(InputError, match=f"The state dropout is {rate} but must be at least 0"):
         keep_states(Support.dense(3, 2), rate, torch.Generator())
+
+
+@pytest.mark.parametrize("name", ["lowrank", "released mlp", "monolithic mlp", "transformer"])
+@pytest.mark.parametrize("support", SUPPORTS)
+def test_mixed_precision_rounds_the_factors_once(support, name):
+    exact, model = build(support, name), build(support, name, dtype=torch.float32)
+    model.load_state_dict(exact.state_dict())
+    batch = Batch(TEXT, torch.tensor([5, 5]), torch.zeros(2, 5, dtype=torch.bool), 10)
+    wanted = HmmLoss(exact, exact.support)(batch, 0.0)
+    wanted.backward()
+    with torch.autocast("cpu", torch.bfloat16):
+        hmm = model()
+        found = HmmLoss(model, model.support)(batch, 0.0)
+    found.backward()
+    left, right, _ = hmm.transitions.fields()
+    for factor in (left, right):
+        assert factor.dtype == torch.float32 and torch.equal(factor, factor.bfloat16().float())
+    assert hmm.detach().transitions.row_error(torch.arange(5)) < 1e-6
+    hmm.detach().to(dtype=torch.float64).validate()
+    torch.testing.assert_close(found.double(), wanted, rtol=5e-3, atol=0)
+    assert abs(float((found - wanted).detach())) > 1e-6  # it does something
+    pairs = zip(model.parameters(), exact.parameters(), strict=True)
+    both = [(p.grad.double(), q.grad) for p, q in pairs if q.grad is not None]
+    off = sum(float((a - b).square().sum()) for a, b in both)
+    assert off < 0.03**2 * sum(float(b.square().sum()) for _, b in both)

@@ -40,6 +40,7 @@ def test_a_file_and_changes_to_it(tmp_path):
     [
         ({"train": {"lr": 0.1}}, r"There is no setting train\.lr\."),
         ({"train": {"epoch": 3}}, r"no setting train\.epoch\. Did you mean epochs\?"),
+        ({"train": {"lr": 0.1}}, r"no setting train\.lr\. Did you mean learning_rate\?"),
         ({"train": {"drop_out": 0.1}}, r"no setting train\.drop_out\. Did you mean dropout\?"),
         ({"model": {"widht": 3}}, r"no setting model\.widht\. Did you mean width\?"),
         ({"model": {"layers": 2}}, r"There is no setting model\.layers\."),

@@ -470,6 +470,7 @@ def test_a_corpus_shorter_than_a_batch_trains():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ({"precision": "fp8"}, "precision is 'fp8' but must be one of float32, bf16"),
         ({"schedule": "linear"}, "schedule is 'linear' but must be one of cosine, plateau, const"),
         ({"average": 1.0}, "average is 1.0 but must be at least 0 and less than 1"),
         ({"plateau_factor": 1.0}, "plateau_factor is 1.0 but must be more than 1"),
@@ -482,3 +483,25 @@ def test_more_settings_that_are_refused(given, message):
         TrainSettings(**given)
     with pytest.raises(InputError, match=r"The state dropout is 1\.0 but must be at least 0"):
         Dropout(1.0)
+
+
+def test_mixed_precision_is_for_the_loss_and_not_for_validation():
+    seen: list[tuple[str, bool]] = []
+    model = scalar(Support.dense(7, 3))
+    inner = HmmLoss(model, model.support)
+
+    def watched(batch: Batch, done: float) -> Tensor:
+        seen.append(("loss", torch.is_autocast_enabled("cpu")))
+        return inner(batch, done)
+
+    def validate(model: nn.Module) -> float:
+        seen.append(("validation", torch.is_autocast_enabled("cpu")))
+        return 1.0
+
+    for precision in ("bf16", "float32"):
+        settings = TrainSettings(epochs=1, precision=precision)
+        for _ in train(model, watched, packed([[1, 2, 0]]), settings=settings, evaluate=validate):
+            pass
+    mixed = [("loss", True), ("validation", False)]
+    assert seen == [*mixed, ("loss", False), ("validation", False)]
+    assert not torch.is_autocast_enabled("cpu")

@@ -27,6 +27,9 @@ class Features(nn.Module):
     `embeddings` maps a role, or "all", to what gives its embeddings: a module from state ids
     (None for all) to (S, H). `networks` likewise; one that is `whole` must see all states at once.
     The start has its own features if it has a network, and those of the destination if not.
+
+    Under `torch.autocast` the networks run in its type and features and words are rounded to it
+    once; all else is in the type of the parameters, so rows still sum to one.
     """
 
     def __init__(
@@ -92,15 +95,18 @@ class Features(nn.Module):
             support = support.restrict(states)
             extra = states[:0] if carried is None else carried.to(device)
             sources = torch.cat([states, extra[~torch.isin(extra, states)]])
-        features = _Answers(self, sources, support.num_states)
-        return HMM(
-            self._init(features, states),
-            self._transitions(features, states, sources),
-            self._emissions(features, states, support),
-            support,
-            states,
-            sources,
-        )
+        mixed = torch.get_autocast_dtype(device.type)
+        mixed = mixed if torch.is_autocast_enabled(device.type) else None
+        features = _Answers(self, sources, support.num_states, mixed)
+        with torch.autocast(device.type, enabled=False):
+            return HMM(
+                self._init(features, states),
+                self._transitions(features, states, sources),
+                self._emissions(features, states, support),
+                support,
+                states,
+                sources,
+            )
 
     def _init(self, features: "_Answers", states: Tensor | None) -> Float[Tensor, " S"]:
         if "start" in self.free:
@@ -132,17 +138,28 @@ class Features(nn.Module):
             if states is not None:
                 logits = _kept_slots(logits, self.support, states, support.width)
         else:
-            logits = cell_products(features("emit"), self.words, support.rows, self.tiling)
+            words = features.rounded(self.words)
+            logits = cell_products(features("emit"), words, support.rows, self.tiling)
             if self.word_bias is not None:
                 logits = logits + self.word_bias[:, None]
         return emission_table(logits, support)
 
 
 class _Answers:
-    """The features of the roles at some states, each network asked once."""
+    """The features of the roles at some states, each network asked once.
 
-    def __init__(self, model: Features, sources: Tensor | None, num_states: int) -> None:
+    Networks run in type `mixed`, and features are rounded to it, unless that is None.
+    """
+
+    def __init__(
+        self,
+        model: Features,
+        sources: Tensor | None,
+        num_states: int,
+        mixed: torch.dtype | None,
+    ) -> None:
         self.model, self.sources, self.num_states = model, sources, num_states
+        self.mixed = mixed
         self.answers: dict[tuple[str, str], Tensor] = {}
 
     def __call__(self, role: str) -> Float[Tensor, "S H"]:
@@ -150,12 +167,21 @@ class _Answers:
         model = self.model
         table = role if role in model.embeddings else "all"
         name = role if role in model.networks else "all"
-        if (table, name) not in self.answers:
-            self.answers[table, name] = self._ask(table, name)
-        answer = self.answers[table, name]
-        if role in model.heads:
-            answer = model.heads[role](answer)
+        device = next(model.parameters()).device.type
+        with torch.autocast(device, self.mixed, enabled=self.mixed is not None):
+            if (table, name) not in self.answers:
+                self.answers[table, name] = self._ask(table, name)
+            answer = self.answers[table, name]
+            if role in model.heads:
+                answer = model.heads[role](answer)
+        answer = self.rounded(answer)
         return answer if role == "source" else answer[: self.num_states]
+
+    def rounded(self, factor: Tensor) -> Tensor:
+        """A factor as the products read it: the same numbers in normaliser, tiles and counts."""
+        if self.mixed is None:
+            return factor
+        return factor.to(self.mixed).to(next(self.model.parameters()).dtype)
 
     def _ask(self, table: str, name: str) -> Tensor:
         embeddings = self.model.embeddings[table]

@@ -6,7 +6,7 @@ import math
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -244,8 +244,11 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
     raise InputError(f"{name} is {value!r} but must be {wanted}.")
 
 
-def _nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
+def _nearest(name: str, known: Collection[str], otherwise: str | None = None) -> str:
+    initials = {"".join(part[0] for part in key.split("_")): key for key in known}
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    if not close and name in initials:  # such as lr
+        close = [initials[name]]
     if close:
         return f" Did you mean {close[0]}?"
     return f" Known are {', '.join(sorted(set(known)))}." if otherwise is None else otherwise

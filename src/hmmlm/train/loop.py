@@ -24,7 +24,9 @@ class TrainSettings:
     `plateau_threshold` (absolute); with "constant" it stays. `accumulate` batches make a step.
     With `average` > 0 the weights that are evaluated and kept are the exponential average of those
     of the steps, with that decay. `checks` is the number of validations per epoch; after
-    `early_stop` of them without a new best, training ends (0: never).
+    `early_stop` of them without a new best, training ends (0: never). With `precision` "bf16" the
+    loss is computed under PyTorch's autocast to bfloat16, from weights kept in float32; validation
+    is always in float32.
     """
 
     epochs: int = 10
@@ -43,6 +45,7 @@ class TrainSettings:
     average: float = 0.0
     checks: int = 1
     early_stop: int = 0
+    precision: str = "float32"
 
     def __post_init__(self) -> None:
         least = {"epochs": 1, "accumulate": 1, "checks": 1, "plateau_patience": 1}
@@ -60,13 +63,15 @@ class TrainSettings:
                 )
         if not self.plateau_factor > 1:
             raise InputError(f"plateau_factor is {self.plateau_factor} but must be more than 1.")
-        if self.schedule not in SCHEDULES:
-            raise InputError(
-                f"schedule is {self.schedule!r} but must be one of {', '.join(SCHEDULES)}."
-            )
+        for name, offered in (("schedule", SCHEDULES), ("precision", PRECISIONS)):
+            if getattr(self, name) not in offered:
+                raise InputError(
+                    f"{name} is {getattr(self, name)!r} but must be one of {', '.join(offered)}."
+                )
 
 
 SCHEDULES = ("cosine", "plateau", "constant")
+PRECISIONS = ("float32", "bf16")
 
 
 class Progress(NamedTuple):
@@ -131,6 +136,7 @@ def train(
     averaged = None
     if settings.average > 0:
         averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(settings.average))
+    place, mixed = next(model.parameters()).device.type, settings.precision == "bf16"
     best, restore = Best(model, settings), averaged is not None
     stream, tokens, seconds = _epochs(batches), 0, 0.0
     # Checks are spread over an epoch; the last one is at its end.
@@ -144,7 +150,8 @@ def train(
             optimiser.zero_grad()
             value, counted = 0.0, 0
             for batch in [next(stream) for _ in range(group)]:
-                nats = loss(batch, (step - 1) / steps)
+                with torch.autocast(place, torch.bfloat16, enabled=mixed):
+                    nats = loss(batch, (step - 1) / steps)
                 (nats * batch.num_tokens).backward()
                 value += float(nats.detach()) * batch.num_tokens
                 counted += batch.num_tokens

@@ -71,15 +71,17 @@ class HmmLoss:
         carried = None
         if belief is not None and states is not None:
             carried = belief.states[belief.states >= 0].unique()
-        value, self.belief = _loss(
-            self.model(states, carried),
-            batch.tokens.to(device),
-            lengths=batch.lengths.to(device),
-            restart=batch.restart.to(device),
-            reset_id=self.reset_id,
-            belief=belief,
-            implementation=self.implementation,
-        )
+        hmm = self.model(states, carried)
+        with torch.autocast(device.type, enabled=False):  # the recursion keeps its digits
+            value, self.belief = _loss(
+                hmm,
+                batch.tokens.to(device),
+                lengths=batch.lengths.to(device),
+                restart=batch.restart.to(device),
+                reset_id=self.reset_id,
+                belief=belief,
+                implementation=self.implementation,
+            )
         return value
 
     def _belief(self, batch: Batch) -> Belief | None:
