@@ -11,8 +11,9 @@ from hmmlm.hmm import HMM
 from hmmlm.params import lowrank, mlp, scalar, transformer
 from hmmlm.params.dropout import keep_states
 from hmmlm.support import Support
-from hmmlm.train.loop import TrainSettings, train
+from hmmlm.train.loop import TrainSettings
 from hmmlm.train.loss import HmmLoss, loss
+from hmmlm.train.sgd import train
 
 SUPPORTS = {
     "dense": lambda: Support.dense(7, 5),

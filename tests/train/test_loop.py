@@ -1,4 +1,6 @@
+import copy
 import itertools
+import json
 import math
 from collections.abc import Iterator
 
@@ -6,15 +8,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hmmlm.data.batches import Batch, Packed
+from hmmlm.data.batches import Batch, Packed, Streams
 from hmmlm.data.shards import TokenArray
 from hmmlm.errors import InputError
 from hmmlm.evaluate import HmmLM, evaluate
 from hmmlm.hmm import HMM
 from hmmlm.params.scalar import Scalar
 from hmmlm.support import Support
-from hmmlm.train.loop import Batches, Progress, TrainSettings, learning_rate, train
+from hmmlm.train.loop import Batches, Progress, State, Training, TrainSettings, learning_rate
 from hmmlm.train.loss import Dropout, HmmLoss, loss
+from hmmlm.train.sgd import Sgd, train
 from hmmlm.transitions import Dense, Factored
 
 EOS = 0
@@ -505,3 +508,46 @@ def test_mixed_precision_is_for_the_loss_and_not_for_validation():
     mixed = [("loss", True), ("validation", False)]
     assert seen == [*mixed, ("loss", False), ("validation", False)]
     assert not torch.is_autocast_enabled("cpu")
+
+
+RESUMED = {
+    "dropout": ({}, 0.4, False),
+    "an average": ({"average": 0.9, "accumulate": 2}, 0.0, False),
+    "a plateau": ({"schedule": "plateau", "plateau_patience": 1, "checks": 3}, 0.0, False),
+    "early stop": ({"early_stop": 3, "learning_rate": 3.0, "checks": 2}, 0.0, False),
+    "carried belief": ({}, 0.4, True),
+}
+
+
+@pytest.mark.parametrize("case", RESUMED)
+def test_going_on_from_a_state_is_as_if_nothing_had_happened(case):
+    changes, dropout, carry = RESUMED[case]
+    settings = TrainSettings(**{"epochs": 4, "learning_rate": 0.3, **changes})
+    texts = sentences(planted(), 60, seed=3)
+    tokens = TokenArray.from_ids([token for text in texts for token in text], eos_id=EOS)
+
+    def make() -> Training:
+        support = Support.from_clusters([0, 0, 0, 1, 1, 2, 2], 3)
+        model = scalar(support, dtype=torch.float32)
+        lossy = HmmLoss(model, support, dropout=Dropout(dropout), carry=carry, seed=5)
+        batches = Streams(tokens, 4, 7) if carry else Packed(tokens, 4, 20, seed=2)
+        held_out = torch.tensor([[1, 2, 3, 4, 0, 6, 5]])
+        training = Training(Sgd(model, lossy, settings), batches, settings=settings)
+        if case == "a plateau":
+            training.evaluate = lambda model: 1.0
+        elif case != "dropout":
+            training.evaluate = lambda model: float(loss(model(), held_out))
+        return training
+
+    whole = make()
+    first = [step._replace(tokens_per_second=0) for step in whole]
+    for stop in (1, len(first) // 3, len(first) // 2, len(first) - 1, len(first)):
+        before, after = make(), make()
+        steps = iter(before)
+        done = [next(steps)._replace(tokens_per_second=0) for _ in range(stop)]
+        state = copy.deepcopy(before.state())
+        after.restore(State(state.tensors, json.loads(json.dumps(state.numbers))))
+        done += [step._replace(tokens_per_second=0) for step in after]
+        assert done == first
+        ends = [training.learner.model.state_dict() for training in (whole, after)]
+        assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])

@@ -191,8 +191,8 @@ def fit(corpus: Any, out: Path, config: Any, *, device: str, indent: int = 0) ->
     from hmmlm.support import Support
     from hmmlm.train.config import make_batches, with_sizes
     from hmmlm.train.estimate import estimate as cost_of
-    from hmmlm.train.loop import train as train_loop
     from hmmlm.train.loss import HmmLoss
+    from hmmlm.train.sgd import train as train_loop
 
     tokens, words = corpus.split("train"), corpus.tokenizer
     config, reason = with_sizes(config, len(tokens), words.vocab_size)
@@ -237,7 +237,8 @@ def fit(corpus: Any, out: Path, config: Any, *, device: str, indent: int = 0) ->
         return found.perplexity
 
     began, metrics, best, trouble = time.perf_counter(), [], None, None
-    steps = config.train.epochs * -(-batches.num_batches // config.train.accumulate)
+    group = config.train.accumulate or batches.num_batches
+    steps = config.train.epochs * -(-batches.num_batches // group)
     with progress_bar("Training", steps) as bar:
         try:
             for step in train_loop(

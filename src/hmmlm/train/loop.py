@@ -1,10 +1,11 @@
-"""The training loop: AdamW on any loss, with schedules, averaged weights and early stopping."""
+"""The training loop: any learner, with schedules, averaged weights, checks and early stopping."""
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from itertools import islice
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,8 @@ class TrainSettings:
     The learning rate rises over `warmup_steps`. Then with `schedule` "cosine" it falls to
     `final_rate` times its height; with "plateau" it is divided by `plateau_factor` when
     `plateau_patience` checks in a row have not lowered the best validation value by more than
-    `plateau_threshold` (absolute); with "constant" it stays. `accumulate` batches make a step.
+    `plateau_threshold` (absolute); with "constant" it stays. `accumulate` batches make a step (0:
+    those of a whole epoch).
     With `average` > 0 the weights that are evaluated and kept are the exponential average of those
     of the steps, with that decay. `checks` is the number of validations per epoch; after
     `early_stop` of them without a new best, training ends (0: never). With `precision` "bf16" the
@@ -48,7 +50,7 @@ class TrainSettings:
     precision: str = "float32"
 
     def __post_init__(self) -> None:
-        least = {"epochs": 1, "accumulate": 1, "checks": 1, "plateau_patience": 1}
+        least = {"epochs": 1, "accumulate": 0, "checks": 1, "plateau_patience": 1}
         least |= dict.fromkeys(("weight_decay", "warmup_steps", "final_rate", "early_stop"), 0)
         for name, value in least.items():
             if not getattr(self, name) >= value:
@@ -102,103 +104,168 @@ class Batches(Protocol):
     def __iter__(self) -> Iterator[Batch]: ...
 
 
-@runtime_checkable
-class Loss(Protocol):
-    """Nats per token of a batch, differentiable, when a share `done` of training is over."""
+class Step(NamedTuple):
+    """What a learner did: nats per token before it learnt, over `tokens`, and how far it was moved.
 
-    def __call__(self, batch: Batch, done: float) -> Tensor: ...
-
-
-def train(
-    model: nn.Module,
-    loss: Loss,
-    batches: Batches,
-    *,
-    settings: TrainSettings,
-    evaluate: Callable[[nn.Module], float] | None = None,
-) -> Iterator[Progress]:
-    """Trains a module in place with AdamW and yields after every step.
-
-    `evaluate` runs `checks` times an epoch, lower is better; when training ends, or is left early,
-    the module has the weights that it liked best. A loss that is not finite ends training with the
-    best weights so far.
+    `size` is the norm of the gradient, or 0 where there is none.
     """
-    per_epoch = -(-batches.num_batches // settings.accumulate)
-    steps = settings.epochs * per_epoch
-    if steps == 0:
-        raise InputError("There are no batches to train on; the corpus is empty.")
-    optimiser = torch.optim.AdamW(
-        model.parameters(),
-        lr=settings.learning_rate,
-        betas=(settings.beta1, settings.beta2),
-        weight_decay=settings.weight_decay,
-    )
-    averaged = None
-    if settings.average > 0:
-        averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(settings.average))
-    place, mixed = next(model.parameters()).device.type, settings.precision == "bf16"
-    best, restore = Best(model, settings), averaged is not None
-    stream, tokens, seconds = _epochs(batches), 0, 0.0
-    # Checks are spread over an epoch; the last one is at its end.
-    checks = {round(per_epoch * n / settings.checks) for n in range(1, settings.checks + 1)}
-    try:
-        for step in range(1, steps + 1):
-            began = time.perf_counter()
-            rate = learning_rate(settings, step, steps) / best.divisor
-            within = (step - 1) % per_epoch
-            group = min(settings.accumulate, batches.num_batches - within * settings.accumulate)
-            optimiser.zero_grad()
-            value, counted = 0.0, 0
-            for batch in [next(stream) for _ in range(group)]:
-                with torch.autocast(place, torch.bfloat16, enabled=mixed):
-                    nats = loss(batch, (step - 1) / steps)
-                (nats * batch.num_tokens).backward()
-                value += float(nats.detach()) * batch.num_tokens
-                counted += batch.num_tokens
-            for parameter in model.parameters():
-                if parameter.grad is not None:
-                    parameter.grad /= counted
-            value /= counted
-            norm = float(nn.utils.clip_grad_norm_(model.parameters(), settings.clip))
-            if not math.isfinite(value) or not math.isfinite(norm):
-                restore = True
-                raise InputError(
-                    f"Training stopped at step {step:,} with learning rate {rate:.3g}: the loss is "
-                    f"{value:.3g} and the gradient's norm {norm:.3g}. The weights are those of "
-                    f"step {best.step:,}; try a lower learning rate."
-                )
-            for part in optimiser.param_groups:
-                part["lr"] = rate
-            optimiser.step()
-            if averaged is not None:
-                averaged.update_parameters(model)
-            tokens += counted
-            seconds += time.perf_counter() - began
 
-            val = None
-            if within + 1 in checks:
-                shown = model if averaged is None else averaged.module
-                if evaluate is not None:
+    loss: float
+    tokens: int
+    size: float
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """What makes a model better, a step at a time.
+
+    `step` learns from some batches at a rate when a share `done` of training is over; one whose
+    loss or size is not finite must not have changed the model. `state` is all it needs to go on,
+    besides the weights of the model: tensors by name.
+    """
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    def step(self, batches: Iterable[Batch], rate: float, done: float) -> Step: ...
+
+    def state(self) -> dict[str, Tensor]: ...
+
+    def restore(self, state: Mapping[str, Tensor]) -> None: ...
+
+
+class State(NamedTuple):
+    """Where a training stands: tensors by name, and plain numbers."""
+
+    tensors: dict[str, Tensor]
+    numbers: dict[str, Any]
+
+
+class Training:
+    """Steps of a learner over the epochs of its batches.
+
+    Iterating trains the learner's model in place, from where it stands, and yields after every
+    step. `evaluate` runs `checks` times an epoch, lower is better; when training ends, or is left
+    early, the model has the weights that it liked best. A loss that is not finite ends training
+    with the best weights so far.
+
+    `state()`, asked for after a step, is all there is to go on from there in another process, as
+    if there had been no end between. Its tensors are the ones in use: write them before the next
+    step.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        batches: Batches,
+        *,
+        settings: TrainSettings,
+        evaluate: Callable[[nn.Module], float] | None = None,
+    ) -> None:
+        self.learner, self.batches, self.settings = learner, batches, settings
+        self.evaluate = evaluate
+        self.group = settings.accumulate or batches.num_batches
+        self.per_epoch = -(-batches.num_batches // max(1, self.group))
+        self.steps = settings.epochs * self.per_epoch
+        if self.steps == 0:
+            raise InputError("There are no batches to train on; the corpus is empty.")
+        self.averaged = None
+        if settings.average > 0:
+            average = get_ema_multi_avg_fn(settings.average)
+            self.averaged = AveragedModel(learner.model, multi_avg_fn=average)
+        self.best = Best(learner.model, settings)
+        self.step, self.tokens, self.seconds = 0, 0, 0.0
+        # Checks are spread over an epoch; the last one is at its end.
+        parts = range(1, settings.checks + 1)
+        self.checks = {round(self.per_epoch * n / settings.checks) for n in parts}
+
+    @property
+    def is_over(self) -> bool:
+        early = self.best.waited and self.best.waited == self.settings.early_stop
+        return self.step == self.steps or bool(early)
+
+    def __iter__(self) -> Iterator[Progress]:
+        stream, restore = _epochs(self.batches), self.averaged is not None
+        restore |= self.evaluate is not None and self.best.step > 0
+        try:
+            while not self.is_over:
+                done, within = self.step / self.steps, self.step % self.per_epoch
+                rate = learning_rate(self.settings, self.step + 1, self.steps) / self.best.divisor
+                size = min(self.group, self.batches.num_batches - within * self.group)
+                began = time.perf_counter()
+                made = self.learner.step(islice(stream, size), rate, done)
+                if not math.isfinite(made.loss) or not math.isfinite(made.size):
                     restore = True
-                    with torch.no_grad():
-                        val = evaluate(shown)
-                best.visit(step, shown, val)
-            yield Progress(
-                step,
-                steps,
-                (step - 1) // per_epoch + 1,
-                value,
-                math.exp(min(value, 700.0)),
-                tokens,
-                tokens / seconds,
-                rate,
-                val,
-            )
-            if best.waited and best.waited == settings.early_stop:
-                return
-    finally:
-        if restore:
-            best.restore()
+                    raise InputError(
+                        f"Training stopped at step {self.step + 1:,} with learning rate "
+                        f"{rate:.3g}: the loss is {made.loss:.3g} and the gradient's norm "
+                        f"{made.size:.3g}. The weights are those of step {self.best.step:,}; try "
+                        f"a lower learning rate."
+                    )
+                if self.averaged is not None:
+                    self.averaged.update_parameters(self.learner.model)
+                self.step += 1
+                self.tokens += made.tokens
+                self.seconds += time.perf_counter() - began
+                val = None
+                if within + 1 in self.checks:
+                    restore |= self.evaluate is not None
+                    val = self._check()
+                yield Progress(
+                    self.step,
+                    self.steps,
+                    (self.step - 1) // self.per_epoch + 1,
+                    made.loss,
+                    math.exp(min(made.loss, 700.0)),
+                    self.tokens,
+                    self.tokens / self.seconds,
+                    rate,
+                    val,
+                )
+        finally:
+            if restore:
+                self.best.restore()
+
+    def _check(self) -> float | None:
+        shown, val = self.learner.model, None
+        if self.averaged is not None:
+            shown = self.averaged.module
+        if self.evaluate is not None:
+            with torch.no_grad():
+                val = self.evaluate(shown)
+        self.best.visit(self.step, shown, val)
+        return val
+
+    def state(self) -> State:
+        parts = {
+            "model": self.learner.model.state_dict(),
+            "learner": self.learner.state(),
+            "best": self.best.weights,
+            "average": {} if self.averaged is None else self.averaged.state_dict(),
+        }
+        tensors = {f"{part}.{key}": v for part, held in parts.items() for key, v in held.items()}
+        numbers: dict[str, Any] = {"step": self.step, "tokens": self.tokens}
+        numbers |= {"seconds": self.seconds, "best": self.best.numbers()}
+        numbers["position"] = getattr(self.batches, "position", None)
+        return State(tensors, numbers)
+
+    def restore(self, state: State) -> None:
+        """Puts the training where `state` says."""
+        parts: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in state.tensors.items():
+            part, _, key = name.partition(".")
+            parts.setdefault(part, {})[key] = tensor
+        self.learner.model.load_state_dict(parts["model"])
+        self.learner.restore(parts.get("learner", {}))
+        if self.averaged is not None:
+            self.averaged.load_state_dict(parts["average"])
+        self.best.weights = parts["best"]
+        numbers = state.numbers
+        self.best.set_numbers(numbers["best"])
+        self.step, self.tokens = numbers["step"], numbers["tokens"]
+        self.seconds = numbers["seconds"]
+        if numbers["position"] is not None:
+            self.batches.position = numbers["position"]  # pyright: ignore
 
 
 class Best:
@@ -210,7 +277,7 @@ class Best:
         self.val = math.inf
         self.waited = 0  # checks since the best
         self.divisor = 1.0  # of the learning rate, by the plateau schedule
-        self._bad = 0
+        self.bad = 0  # checks that did not lower the best enough
 
     def visit(self, step: int, shown: nn.Module, val: float | None) -> None:
         if val is not None and math.isnan(val):
@@ -229,13 +296,23 @@ class Best:
     def _wait(self, val: float | None) -> None:
         if self.settings.schedule != "plateau" or val is None:
             return
-        self._bad = 0 if val < self.val - self.settings.plateau_threshold else self._bad + 1
-        if self._bad > self.settings.plateau_patience:
+        self.bad = 0 if val < self.val - self.settings.plateau_threshold else self.bad + 1
+        if self.bad > self.settings.plateau_patience:
             self.divisor *= self.settings.plateau_factor
-            self._bad = 0
+            self.bad = 0
 
     def restore(self) -> None:
         self.model.load_state_dict(self.weights)
+
+    def numbers(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _NUMBERS}
+
+    def set_numbers(self, numbers: Mapping[str, Any]) -> None:
+        for name in _NUMBERS:
+            setattr(self, name, numbers[name])
+
+
+_NUMBERS = ("step", "val", "waited", "divisor", "bad")
 
 
 def learning_rate(settings: TrainSettings, step: int, steps: int) -> float:

@@ -1,5 +1,6 @@
 """The loss of an HMM: nats per token, through expected counts, on the states that dropout keeps."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -83,6 +84,20 @@ class HmmLoss:
                 implementation=self.implementation,
             )
         return value
+
+    def state(self) -> dict[str, Tensor]:
+        """The generator of the dropout and the belief that is carried."""
+        held = {"generator": self.generator.get_state()}
+        if self.belief is not None:
+            held |= {f"belief.{key}": part for key, part in self.belief._asdict().items()}
+        return held
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        self.generator.set_state(state["generator"].cpu())
+        self.belief = None
+        if "belief.states" in state:
+            device = next(self.model.parameters()).device
+            self.belief = Belief(*(state[f"belief.{key}"].to(device) for key in Belief._fields))
 
     def _belief(self, batch: Batch) -> Belief | None:
         """What is carried into a batch: nothing where it starts anew; its last rows may be over."""

@@ -1,0 +1,97 @@
+"""Stochastic gradient descent with AdamW: a learner for any loss."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from hmmlm.data.batches import Batch
+from hmmlm.train.loop import Batches, Progress, Step, Training, TrainSettings
+
+
+@runtime_checkable
+class Loss(Protocol):
+    """Nats per token of a batch, differentiable, when a share `done` of training is over."""
+
+    def __call__(self, batch: Batch, done: float) -> Tensor: ...
+
+
+@runtime_checkable
+class Carrying(Loss, Protocol):
+    """A loss that carries something from batch to batch."""
+
+    def state(self) -> dict[str, Tensor]: ...
+
+    def restore(self, state: Mapping[str, Tensor]) -> None: ...
+
+
+class Sgd:
+    """AdamW on the mean loss of a token over the batches of a step, with clipped gradients."""
+
+    def __init__(self, model: nn.Module, loss: Loss, settings: TrainSettings) -> None:
+        self.model, self.loss, self.settings = model, loss, settings
+        self.place = next(model.parameters()).device.type
+        self.optimiser = torch.optim.AdamW(
+            model.parameters(),
+            lr=settings.learning_rate,
+            betas=(settings.beta1, settings.beta2),
+            weight_decay=settings.weight_decay,
+        )
+
+    def step(self, batches: Iterable[Batch], rate: float, done: float) -> Step:
+        self.optimiser.zero_grad()
+        mixed = self.settings.precision == "bf16"
+        value, tokens = 0.0, 0
+        for batch in batches:
+            with torch.autocast(self.place, torch.bfloat16, enabled=mixed):
+                nats = self.loss(batch, done)
+            (nats * batch.num_tokens).backward()
+            value += float(nats.detach()) * batch.num_tokens
+            tokens += batch.num_tokens
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= tokens
+        value /= tokens
+        norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip))
+        if math.isfinite(value) and math.isfinite(norm):
+            for part in self.optimiser.param_groups:
+                part["lr"] = rate
+            self.optimiser.step()
+        return Step(value, tokens, norm)
+
+    def state(self) -> dict[str, Tensor]:
+        held = {}
+        if isinstance(self.loss, Carrying):
+            held = {f"loss.{key}": tensor for key, tensor in self.loss.state().items()}
+        for name, parameter in self.model.named_parameters():
+            for key, tensor in self.optimiser.state.get(parameter, {}).items():
+                held[f"optimiser.{key}.{name}"] = tensor
+        return held
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        if isinstance(self.loss, Carrying):
+            carried = {key: tensor for key, tensor in state.items() if key.startswith("loss.")}
+            self.loss.restore({key[len("loss.") :]: v for key, v in carried.items()})
+        for name, parameter in self.model.named_parameters():
+            kept = {}
+            for key in ("step", "exp_avg", "exp_avg_sq"):
+                tensor = state.get(f"optimiser.{key}.{name}")
+                if tensor is not None:  # one that never had a gradient has none
+                    kept[key] = tensor if key == "step" else tensor.to(parameter)
+            if kept:
+                self.optimiser.state[parameter] = kept
+
+
+def train(
+    model: nn.Module,
+    loss: Loss,
+    batches: Batches,
+    *,
+    settings: TrainSettings,
+    evaluate: Callable[[nn.Module], float] | None = None,
+) -> Iterator[Progress]:
+    """Trains a module in place and yields after every step; see `loop.Training`."""
+    learner = Sgd(model, loss, settings)
+    return iter(Training(learner, batches, settings=settings, evaluate=evaluate))
