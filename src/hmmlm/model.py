@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from hmmlm.evaluate import Evaluation, HmmLM, evaluate
 from hmmlm.hmm import HMM
 from hmmlm.hmm_file import FORMAT, read_hmm, write_hmm
 from hmmlm.results import StateProbs
-from hmmlm.storage import json_line, new_folder
+from hmmlm.storage import json_line, new_file, new_folder
 
 WEIGHTS, CONFIG, TOKENIZER, METRICS = (
     "model.safetensors",
@@ -67,6 +67,21 @@ class Model:
         self, folder: str | os.PathLike[str], *, metrics: Iterable[dict[str, Any]] = ()
     ) -> None:
         """Writes a new folder, whole or not at all: weights, config, tokenizer and metrics."""
+        parts = self._parts()
+        with new_folder(folder) as temporary:
+            for name, write in parts.items():
+                write(temporary / name)
+            with (temporary / METRICS).open("w", encoding="utf-8") as file:
+                file.writelines(json_line(line) for line in metrics)
+
+    def write_into(self, folder: Path) -> None:
+        """Writes weights, tokenizer and config into a folder that is there, each file whole."""
+        for name, write in self._parts().items():
+            with new_file(folder / name) as temporary:
+                write(temporary)
+
+    def _parts(self) -> dict[str, Callable[[Path], object]]:
+        """The files of a model's folder, and what writes each."""
         if self.hmm.state_ids is not None or self.hmm.source_ids is not None:
             raise InputError(
                 f"This HMM has {self.hmm.num_states:,} states of a larger one and cannot be saved "
@@ -81,12 +96,11 @@ class Model:
         }
         # What is true of this model stands over what was loaded with another one.
         config = json.dumps({**facts, **self.config, **facts}, indent=1) + "\n"
-        with new_folder(folder) as temporary:
-            write_hmm(temporary / WEIGHTS, self.hmm)
-            (temporary / CONFIG).write_text(config, encoding="utf-8")
-            self.tokenizer.save(temporary / TOKENIZER)
-            with (temporary / METRICS).open("w", encoding="utf-8") as file:
-                file.writelines(json_line(line) for line in metrics)
+        return {
+            WEIGHTS: lambda path: write_hmm(path, self.hmm),
+            TOKENIZER: lambda path: path.write_text(self.tokenizer.as_json(), encoding="utf-8"),
+            CONFIG: lambda path: path.write_text(config, encoding="utf-8"),
+        }
 
     @staticmethod
     def load(folder: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> "Model":
@@ -310,9 +324,10 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise InputError(
-            f"{folder} is not a model: it has no {CONFIG}; train one with hmmlm train."
-        ) from None
+        way_out = "train one with hmmlm train"
+        if (folder / "run.json").exists():
+            way_out = f"its training is not over; hmmlm train --resume {folder} goes on"
+        raise InputError(f"{folder} is not a model: it has no {CONFIG}; {way_out}.") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from None
     except ValueError:

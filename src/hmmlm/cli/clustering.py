@@ -224,7 +224,7 @@ def blocks_support(
             unk_id=words.unk_id,
             like_hmm_lm=like_hmm_lm,
         )
-        origin = str(clusters)
+        origin, when = str(clusters), ""
         if blocks is not None and blocks != made.num_blocks:
             raise InputError(
                 f"--blocks is {blocks:,} but {clusters} makes {made.num_blocks:,} blocks; leave "
@@ -241,9 +241,9 @@ def blocks_support(
             made, cached = corpus_blocks(
                 corpus, blocks, method=method, like_hmm_lm=like_hmm_lm, progress=_counter(bar)
             )
-        origin = f"{method}, {'kept with the corpus' if cached else 'made now'}"
+        origin, when = method, ", kept with the corpus" if cached else ", made now"
     sizes = balance(made.block_of_word, counts)
-    say(f"{made.num_blocks:,} blocks ({origin}): {_sizes(sizes)}", indent=indent)
+    say(f"{made.num_blocks:,} blocks ({origin}{when}): {_sizes(sizes)}", indent=indent)
     for rule in made.rules:
         say(rule, indent=indent + 3)
     number = made.num_blocks

@@ -123,6 +123,11 @@ def say(text: str = "", *, heading: str = "", indent: int = 0) -> None:
         console.print(" " * indent, line, sep="", soft_wrap=True)
 
 
+def warn(text: str) -> None:
+    """A line on stderr for people, where work goes on or was asked to stop."""
+    errors.print(f"hmmlm: {text}", soft_wrap=True, markup=False)
+
+
 def print_json(result: dict[str, Any]) -> None:
     """One line of JSON, never wrapped; numbers that JSON does not have become null."""
     sys.stdout.write(json_line(result))

@@ -1,5 +1,7 @@
 """`hmmlm train` and `hmmlm estimate`: a model out of text, and what that costs."""
 
+import hashlib
+import math
 import tempfile
 import time
 from contextlib import ExitStack
@@ -17,6 +19,7 @@ from hmmlm.cli.output import (
     print_json,
     progress_bar,
     say,
+    warn,
     whole,
     zero_or_more,
 )
@@ -40,6 +43,12 @@ def train(
     ] = None,
     text: Annotated[
         Path | None, typer.Option(help="Plain text to train on instead, one sentence per line.")
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder of a training that was stopped, to go on with.", metavar="RUN"
+        ),
     ] = None,
     set: Annotated[
         list[str] | None,
@@ -102,13 +111,21 @@ def train(
 
     If there is validation text, the model that was best on it is kept. Words are clustered into
     blocks first; the clusters are kept in the corpus' folder. Settings come from run.toml, then
-    from the options.
+    from the options. Ctrl-C saves a checkpoint and leaves; --resume RUN goes on from there.
     """
     from hmmlm.train.config import make_config, override, read_config
+    from hmmlm.train.run import read_run
 
-    if out is not None:
-        refuse_existing(out)
     tables: dict[str, Any] = {}
+    if resume is not None:
+        if out is not None:
+            raise InputError(f"--resume goes on in {resume}; leave --out away.")
+        about, begun = read_run(resume)
+        tables = about["config"]
+        if source is None and text is None:
+            tables["data"] |= begun
+    elif out is not None:
+        refuse_existing(out)
     if source is not None and source.suffix == ".toml":
         tables, source = read_config(source), None
     named = {
@@ -137,8 +154,11 @@ def train(
     place = pick_device(device)
     with ExitStack() as stack:
         corpus, name = _open(config, stack)
-        folder = free_folder(Path("runs") / name) if out is None else refuse_existing(out)
-        result = fit(corpus, folder, config, device=place)
+        if resume is None:
+            folder = free_folder(Path("runs") / name) if out is None else refuse_existing(out)
+        else:
+            folder = resume
+        result = fit(corpus, folder, config, device=place, resume=resume is not None)
     best = "" if result["val"] is None else f", validation perplexity {result['val']:.2f}"
     say(f"{result['steps']:,} steps in {result['seconds']:.1f} s{best}; wrote {folder}")
     if json:
@@ -181,34 +201,25 @@ def _open(config: Any, stack: ExitStack) -> tuple[Any, str]:
     return Corpus.open(scratch), path.absolute().name.split(".")[0]
 
 
-def fit(corpus: Any, out: Path, config: Any, *, device: str, indent: int = 0) -> dict[str, Any]:
+def fit(
+    corpus: Any, out: Path, config: Any, *, device: str, indent: int = 0, resume: bool = False
+) -> dict[str, Any]:
     """Trains on an opened corpus with a progress bar, and writes the model."""
     import torch
 
     from hmmlm.baselines.ngram import Unigram
     from hmmlm.evaluate import HmmLM, evaluate
     from hmmlm.model import Model
-    from hmmlm.support import Support
     from hmmlm.train.config import make_batches, with_sizes
     from hmmlm.train.estimate import estimate as cost_of
+    from hmmlm.train.loop import Training
     from hmmlm.train.loss import HmmLoss
-    from hmmlm.train.sgd import train as train_loop
+    from hmmlm.train.run import Interrupts, open_run
+    from hmmlm.train.sgd import Sgd
 
     tokens, words = corpus.split("train"), corpus.tokenizer
     config, reason = with_sizes(config, len(tokens), words.vocab_size)
-    facts: dict[str, Any] = {}
-    if config.model.blocks or config.model.clusters:
-        support, facts["blocks"] = blocks_support(
-            corpus,
-            config.model.states,
-            blocks=config.model.blocks or None,
-            clusters=Path(config.model.clusters) if config.model.clusters else None,
-            method=config.model.cluster_by,
-            like_hmm_lm=config.model.like_hmm_lm,
-            indent=indent,
-        )
-    else:
-        support = Support.dense(words.vocab_size, config.model.states)
+    support, facts = _make_support(corpus, config, indent)
     cost = cost_of(config, words.vocab_size)
     say(
         f"{config.model.kind}, {support.num_states:,} states{reason}; {cost.parameters:,} "
@@ -236,43 +247,107 @@ def fit(corpus: Any, out: Path, config: Any, *, device: str, indent: int = 0) ->
         found = evaluate(HmmLM(model()), held_out, mode=mode, eos_id=words.eos_id, device=device)
         return found.perplexity
 
-    began, metrics, best, trouble = time.perf_counter(), [], None, None
-    group = config.train.accumulate or batches.num_batches
-    steps = config.train.epochs * -(-batches.num_batches // group)
-    with progress_bar("Training", steps) as bar:
+    training = Training(
+        Sgd(model, loss, config.train),
+        batches,
+        settings=config.train,
+        evaluate=validate if "valid" in corpus.splits else None,
+    )
+    about, source = _describe(corpus, config, support)
+    began, trouble = time.perf_counter(), None
+    with (
+        open_run(out, about, config.saving, source=source, resume=resume) as run,
+        Interrupts() as interrupts,
+    ):
+        state = run.checkpoints.read()
+        if state is not None:
+            training.restore(state)
+        metrics = run.metrics(training.step)
+        if resume:
+            say(f"going on after step {training.step:,} of {training.steps:,}", indent=indent)
         try:
-            for step in train_loop(
-                model,
-                loss,
-                batches,
-                settings=config.train,
-                evaluate=validate if "valid" in corpus.splits else None,
-            ):
-                metrics.append(step._asdict())
-                if step.val is not None and (best is None or step.val < best):
-                    best = step.val
-                details = (
-                    f"perplexity {step.perplexity:.1f}, {step.tokens_per_second:,.0f} tokens/s"
-                )
-                details += "" if best is None else f", best on validation {best:.1f}"
-                bar.update(bar.task_ids[0], completed=step.step, details=details)
+            _follow(training, run, interrupts, metrics)
         except InputError as error:
             if not metrics:
                 raise
             trouble = error
+        with torch.no_grad():
+            whole_model = model().to("cpu")
+        described = {"training": {**config.as_tables(), "device": device}, **facts}
+        try:
+            Model(whole_model, words, described).write_into(out)
+        except (InputError, OSError) as error:
+            raise InputError(
+                f"Training is over but the model is not written: {error} Then run hmmlm train "
+                f"--resume {out}, which goes on after step {run.checkpoints.newest() or 0:,}."
+            ) from error
+        run.finish()
     seconds = time.perf_counter() - began
-    with torch.no_grad():
-        whole_model = model().to("cpu")
-    about = {"training": {**config.as_tables(), "device": device}, **facts}
-    try:
-        Model(whole_model, words, about).save(out, metrics=metrics)
-    except (InputError, OSError) as error:
-        raise InputError(
-            f"Training ended after {seconds:.0f} s, but its model is lost: {error}"
-        ) from error
     if trouble is not None:
         raise InputError(f"{trouble} The model was written to {out}.") from trouble
+    best = training.best.val if training.evaluate is not None else None
     return {"folder": str(out), "steps": len(metrics), "seconds": round(seconds, 3), "val": best}
+
+
+def _make_support(corpus: Any, config: Any, indent: int) -> tuple[Any, dict[str, Any]]:
+    """Which states may emit which word, and facts about it for the model's config."""
+    from hmmlm.support import Support
+
+    model = config.model
+    if not model.blocks and not model.clusters:
+        return Support.dense(corpus.tokenizer.vocab_size, model.states), {}
+    support, blocks = blocks_support(
+        corpus,
+        model.states,
+        blocks=model.blocks or None,
+        clusters=Path(model.clusters) if model.clusters else None,
+        method=model.cluster_by,
+        like_hmm_lm=model.like_hmm_lm,
+        indent=indent,
+    )
+    return support, {"blocks": blocks}
+
+
+def _describe(corpus: Any, config: Any, support: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """What must be the same when a run goes on; and where its text is, which may be elsewhere."""
+    tables = config.as_tables()
+    source = {}
+    for name in ("corpus", "text"):
+        if name in tables["data"]:
+            source[name] = str(Path(tables["data"].pop(name)).absolute())
+    ids = hashlib.sha256(support.rows.numpy().tobytes() + support.row_of_word.numpy().tobytes())
+    about = {"config": tables, "corpus": corpus.identity(), "support": ids.hexdigest()[:16]}
+    return about, source
+
+
+def _follow(training: Any, run: Any, interrupts: Any, metrics: list[dict[str, Any]]) -> None:
+    """Trains to the end or until interrupted, with a progress bar, metrics and checkpoints."""
+    with progress_bar("Training", training.steps) as bar:
+        for step in training:
+            metrics.append(step._asdict())
+            due = run.checkpoints.due(step.step) or interrupts.asked is not None
+            try:
+                run.add_metrics(step)
+                if due:
+                    run.checkpoints.write(training.state())
+            except (InputError, OSError) as error:
+                if due:
+                    last = run.checkpoints.newest()
+                    kept = "there is none" if last is None else f"the last is that of step {last:,}"
+                    warn(f"No checkpoint of step {step.step:,}, {kept}. {error}")
+            best = training.best.val
+            details = f"perplexity {step.perplexity:.1f}, {step.tokens_per_second:,.0f} tokens/s"
+            details += "" if math.isinf(best) else f", best on validation {best:.1f}"
+            bar.update(bar.task_ids[0], completed=step.step, details=details)
+            if interrupts.asked is not None and not training.is_over:
+                _leave(run, interrupts.asked)
+
+
+def _leave(run: Any, number: int) -> None:
+    """Ends the program as a signal asked, and says how to go on."""
+    last = run.checkpoints.newest() or 0
+    warn(f"Stopped; hmmlm train --resume {run.folder} goes on after step {last:,}.")
+    raise typer.Exit(128 + number)
 
 
 def free_folder(path: Path) -> Path:

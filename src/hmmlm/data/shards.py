@@ -125,6 +125,15 @@ class Corpus:
             splits[name] = {key: split[key] for key in _COUNTS}
         return cls(folder, tokenizer, splits, arrays)
 
+    def identity(self) -> dict[str, Any]:
+        """What tells this corpus from others: its vocabulary, and the checksums of its splits."""
+        index = _read_index(self.folder)
+        sums = {}
+        for name, split in index["splits"].items():
+            all_shards = "".join(shard["sha256"] for shard in split["shards"])
+            sums[name] = hashlib.sha256(all_shards.encode()).hexdigest()[:16]
+        return {"vocabulary": self.tokenizer.hash[:16], "splits": sums}
+
     def split(self, name: str) -> TokenArray:
         """The tokens of one split."""
         if name not in self._arrays:

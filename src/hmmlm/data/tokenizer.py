@@ -203,9 +203,11 @@ class Tokenizer:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the json; it is replaced as a whole or not at all."""
         with new_file(path) as temporary:
-            temporary.write_text(
-                json.dumps(self._spec, ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
-            )
+            temporary.write_text(self.as_json(), encoding="utf-8")
+
+    def as_json(self) -> str:
+        """What `save` writes."""
+        return json.dumps(self._spec, ensure_ascii=False, indent=1) + "\n"
 
     def _check(self, id: int) -> None:
         if not 0 <= id < self.vocab_size:

@@ -15,6 +15,7 @@ from hmmlm.data.batches import Packed, Streams, Windows
 from hmmlm.data.shards import TokenArray
 from hmmlm.errors import InputError
 from hmmlm.params import lowrank, mlp, scalar, transformer
+from hmmlm.train.checkpoint import Saving
 from hmmlm.train.loop import TrainSettings
 from hmmlm.train.loss import Dropout
 
@@ -103,11 +104,13 @@ class Config:
     params: Any  # the Settings of the kind
     train: TrainSettings
     dropout: Dropout
+    saving: Saving
     seed: int
 
     def as_tables(self) -> dict[str, dict[str, Any]]:
         """The tables that would be read back as this configuration."""
-        train = {**dataclasses.asdict(self.train), "dropout": self.dropout.rate, "seed": self.seed}
+        train = {**dataclasses.asdict(self.train), **dataclasses.asdict(self.saving)}
+        train |= {"dropout": self.dropout.rate, "seed": self.seed}
         if self.dropout.last is not None:
             train["dropout_last"] = self.dropout.last
         model = {**dataclasses.asdict(self.model), **dataclasses.asdict(self.params)}
@@ -173,13 +176,15 @@ def make_config(tables: Mapping[str, Any]) -> Config:
     known = [ModelSettings] if params is None else [ModelSettings, params]
     found = [_take(cls, model, "model", known) for cls in known]
     recipe = RECIPES[found[0].kind]
-    extra = _take(_Extra, train, "train", [TrainSettings, _Extra])
+    known = [TrainSettings, Saving, _Extra]
+    extra = _take(_Extra, train, "train", known)
     return Config(
         data=_take(DataSettings, data, "data", [DataSettings]),
         model=found[0],
         params=found[1],
-        train=_take(TrainSettings, {**recipe, **train}, "train", [TrainSettings, _Extra]),
+        train=_take(TrainSettings, {**recipe, **train}, "train", known),
         dropout=Dropout(extra.dropout, extra.dropout_last),
+        saving=_take(Saving, train, "train", known),
         seed=extra.seed,
     )
 

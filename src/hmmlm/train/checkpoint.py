@@ -1,0 +1,156 @@
+"""Checkpoints of a training: each a folder that is there as a whole, or not at all."""
+
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from hmmlm import __version__
+from hmmlm.errors import InputError
+from hmmlm.storage import new_folder
+from hmmlm.train.loop import State
+
+FORMAT = "hmmlm-checkpoint-1"
+TENSORS, NUMBERS = "state.safetensors", "state.json"
+
+
+@dataclass(frozen=True)
+class Saving:
+    """When a checkpoint is due: after so many `save_steps` (0: never), or `save_minutes`.
+
+    The newest `keep` of them stay, and that of the step whose weights were best.
+    """
+
+    save_steps: int = 0
+    save_minutes: float = 5.0
+    keep: int = 3
+
+    def __post_init__(self) -> None:
+        for name, least in (("save_steps", 0), ("save_minutes", 0), ("keep", 1)):
+            if not getattr(self, name) >= least:
+                raise InputError(f"{name} is {getattr(self, name)} but must be at least {least}.")
+
+
+class Checkpoints:
+    """The checkpoints of a run in a folder.
+
+    `about` says what run that is, in plain values: a checkpoint of another one is refused.
+    """
+
+    def __init__(self, folder: Path, about: Mapping[str, Any], saving: Saving) -> None:
+        self.folder, self.saving = folder, saving
+        self.about = json.loads(json.dumps({**about, "hmmlm_version": __version__}))
+        self.saved = time.monotonic()
+
+    def due(self, step: int) -> bool:
+        """Whether one should be written after a step."""
+        every = self.saving.save_steps
+        late = time.monotonic() - self.saved > 60 * self.saving.save_minutes
+        return bool(every and step % every == 0) or late
+
+    def write(self, state: State) -> None:
+        """Writes a checkpoint and removes those that need not be kept."""
+        self.saved = time.monotonic()
+        path = self.folder / f"step-{state.numbers['step']:09d}"
+        if path.exists():  # a resumed run that was stopped before its first step
+            return
+        held = {"format": FORMAT, "about": self.about, "numbers": _without_inf(state.numbers)}
+        with new_folder(path) as temporary:
+            tensors = {name: tensor.contiguous() for name, tensor in state.tensors.items()}
+            save_file(tensors, temporary / TENSORS)
+            (temporary / NUMBERS).write_text(json.dumps(held, indent=1) + "\n")
+            for file in (*temporary.iterdir(), temporary):
+                _to_disk(file)
+        _to_disk(self.folder)
+        best = state.numbers["best"]["step"]
+        for step, old in list(self._found())[: -self.saving.keep]:
+            if step != best:
+                shutil.rmtree(old)
+
+    def newest(self) -> int | None:
+        """The step of the newest checkpoint."""
+        return max((step for step, _ in self._found()), default=None)
+
+    def read(self) -> State | None:
+        """The newest checkpoint, None if there is none; one that is damaged is an error."""
+        found = list(self._found())
+        if not found:
+            return None
+        path, before = found[-1][1], [step for step, _ in found[:-1]]
+        way_out = "remove that folder to go on from "
+        way_out += f"step {before[-1]:,}" if before else "the start: there is no other"
+        try:
+            held = json.loads((path / NUMBERS).read_bytes())
+            given, about, numbers = held["format"], held["about"], held["numbers"]
+            tensors = load_file(path / TENSORS)
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            raise InputError(f"The checkpoint {path} is damaged ({error}); {way_out}.") from None
+        if given != FORMAT:
+            raise InputError(
+                f"The checkpoint {path} has the format {given!r} but this version reads {FORMAT!r};"
+                f" go on with the version of hmmlm that wrote it."
+            )
+        if about != self.about:
+            raise InputError(
+                f"The checkpoint {path} is of another run: {describe_difference(about, self.about)}"
+                f". Go on with what it was begun with, or train anew in another folder."
+            )
+        numbers["best"]["val"] = _with_inf(numbers["best"]["val"])
+        return State(tensors, numbers)
+
+    def remove(self) -> None:
+        """Removes all checkpoints."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Removes what a process that was killed left half written."""
+        for path in self.folder.glob(".step-*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _found(self) -> Iterator[tuple[int, Path]]:
+        for path in sorted(self.folder.glob("step-*")):
+            yield int(path.name.removeprefix("step-")), path
+
+
+def describe_difference(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
+    """The first settings in which two descriptions differ, with both values."""
+    a, b = dict(_flat(theirs)), dict(_flat(mine))
+    names = [name for name in {**a, **b} if a.get(name) != b.get(name)]
+    found = [f"{name} was {a.get(name)!r} and is {b.get(name)!r}" for name in names[:3]]
+    return "; ".join(found) + (f"; and {len(names) - 3:,} more" if len(names) > 3 else "")
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _without_inf(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no infinity, the value of the best before the first check."""
+    best = dict(numbers["best"])
+    best["val"] = best["val"] if math.isfinite(best["val"]) else None
+    return {**numbers, "best": best}
+
+
+def _with_inf(val: float | None) -> float:
+    return math.inf if val is None else val
+
+
+def _to_disk(path: Path) -> None:
+    """Waits until a file or folder would survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

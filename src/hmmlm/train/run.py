@@ -1,0 +1,167 @@
+"""The folder a training lives in: what it is, its metrics and checkpoints; for one at a time."""
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from hmmlm.errors import InputError
+from hmmlm.storage import json_line, new_file, new_folder
+from hmmlm.train.checkpoint import Checkpoints, Saving, describe_difference
+from hmmlm.train.loop import Progress
+
+RUN, LOCK, METRICS, CHECKPOINTS = "run.json", "run.lock", "metrics.jsonl", "checkpoints"
+FORMAT = "hmmlm-run-1"
+
+
+def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """What the run in a folder is, and where its text is, as when it began; it must not be over."""
+    try:
+        held = json.loads((folder / RUN).read_bytes())
+        found, about, source = held["format"], held["about"], held["source"]
+    except FileNotFoundError:
+        raise InputError(
+            f"{folder} has no {RUN}, so there is nothing to resume: either it was trained to its "
+            f"end, or it is not the folder of a training."
+        ) from None
+    except OSError as error:
+        raise InputError(f"{folder / RUN} cannot be read: {error.strerror}.") from None
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"{folder / RUN} is damaged; train anew in another folder.") from None
+    if found != FORMAT:
+        raise InputError(
+            f"{folder / RUN} has the format {found!r} but this version reads {FORMAT!r}; go on "
+            f"with the version of hmmlm that wrote it."
+        )
+    return about, source
+
+
+class Run:
+    """An open run: metrics are appended to a file, checkpoints kept beside it."""
+
+    def __init__(self, folder: Path, about: Mapping[str, Any], saving: Saving) -> None:
+        self.folder = folder
+        self.checkpoints = Checkpoints(folder / CHECKPOINTS, about, saving)
+
+    def add_metrics(self, step: Progress) -> None:
+        with (self.folder / METRICS).open("ab", buffering=0) as file:
+            file.write(json_line(step._asdict()).encode())
+
+    def metrics(self, last: int) -> list[dict[str, Any]]:
+        """The metrics up to a step; later ones, of steps after the last checkpoint, are dropped."""
+        path = self.folder / METRICS
+        if not path.exists():
+            return []
+        lines = []
+        for text in path.read_text(encoding="utf-8").splitlines():
+            try:
+                line = json.loads(text)
+            except ValueError:  # half written
+                continue
+            if line["step"] <= last:
+                lines.append(line)
+        with new_file(path) as temporary:
+            temporary.write_text("".join(json_line(line) for line in lines), encoding="utf-8")
+        return lines
+
+    def finish(self) -> None:
+        """Removes what only an unfinished run needs."""
+        (self.folder / RUN).unlink()
+        self.checkpoints.remove()
+        (self.folder / LOCK).unlink()
+
+
+@contextmanager
+def open_run(
+    folder: Path,
+    about: Mapping[str, Any],
+    saving: Saving,
+    *,
+    source: Mapping[str, str],
+    resume: bool = False,
+) -> Iterator[Run]:
+    """A new run in a folder that is not there yet, or with `resume` one that was begun.
+
+    `about` describes it in plain values, `source` says where its text is. Nobody else can have it
+    open at the same time. A new one that ends in an error before its first step leaves nothing.
+    """
+    about = json.loads(json.dumps(about))
+    if resume:
+        made, (begun, _) = [], read_run(folder)
+        if begun != about:
+            raise InputError(
+                f"The run in {folder} is another one: {describe_difference(begun, about)}. Go on "
+                f"with what it was begun with, or train anew in another folder."
+            )
+    else:
+        made = _make(folder, {"format": FORMAT, "about": about, "source": dict(source)})
+    try:
+        with _locked(folder / LOCK):
+            run = Run(folder, about, saving)
+            run.checkpoints.sweep()
+            yield run
+    except BaseException:
+        if made and not (folder / METRICS).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            for parent in made[1:]:
+                if not any(parent.iterdir()):
+                    parent.rmdir()
+        raise
+
+
+def _make(folder: Path, description: Mapping[str, Any]) -> list[Path]:
+    """Makes the folder with its description; returns it and the parents that were made for it."""
+    made = [path for path in (folder, *folder.absolute().parents) if not path.exists()]
+    with new_folder(folder) as temporary:
+        (temporary / RUN).write_text(json.dumps(description, indent=1) + "\n")
+    return made
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            who = file.read().strip() or "unknown"
+            raise InputError(
+                f"{path.parent} is being trained by another process (number {who}); wait for it "
+                f"or choose another folder."
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+class Interrupts:
+    """Within it the first SIGINT (Ctrl-C) or SIGTERM only sets `asked`, to the signal's number.
+
+    A second SIGINT interrupts at once.
+    """
+
+    asked: int | None = None
+
+    def __enter__(self) -> "Interrupts":
+        self._before = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._ask)
+        return self
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = number
+
+    def __exit__(self, *error: Any) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)

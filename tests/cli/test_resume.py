@@ -1,0 +1,150 @@
+"""Trainings that are stopped or killed, and go on."""
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from commands import SOURCE, run_command, tree
+from hmmlm.data.builtin import builtin_sentences
+from hmmlm.data.shards import write_corpus
+from hmmlm.data.tokenizer import Tokenizer
+from kills import kill_at_random
+
+OPTIONS = ["--kind=lowrank", "--states=8", "--blocks=4", "--epochs=30", "--batch-size=2"]
+OPTIONS += ["--device=cpu", "--set=train.save_steps=20", "--set=model.width=4"]
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "hmmlm", "train", *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def wait_for(path: Path) -> None:
+    until = time.monotonic() + 60
+    while not path.exists() or not path.read_bytes():
+        assert time.monotonic() < until, f"{path} never came"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def stopped(made, tmp_path_factory) -> Path:
+    """A folder with a corpus and the training `run`, stopped by SIGTERM."""
+    folder = tmp_path_factory.mktemp("stopped")
+    shutil.copytree(made.folder / "corpus", folder / "corpus")
+    process = start(folder, "corpus", "--out=run", *OPTIONS)
+    wait_for(folder / "run/metrics.jsonl")
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+    last = json.loads((folder / "run/metrics.jsonl").read_text().splitlines()[-1])["step"]
+    wanted = f"hmmlm: Stopped; hmmlm train --resume run goes on after step {last}.\n"
+    assert said.decode() == wanted
+    return folder
+
+
+@pytest.fixture
+def again(stopped, tmp_path, monkeypatch) -> Path:
+    """A copy of the stopped training, as the current folder."""
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_training_that_was_stopped_goes_on_to_the_same_model(again, call):
+    resumed = call("train", "--resume", "run")
+    assert resumed.status == 0 and "going on after step" in resumed.out
+    whole = call("train", "corpus", "--out=whole", *OPTIONS)
+    assert whole.status == 0
+    first, second = tree(again / "whole"), tree(again / "run")
+    assert first.keys() == second.keys()
+    assert first["model.safetensors"] == second["model.safetensors"]
+    configs = [json.loads(part["config.json"]) for part in (first, second)]
+    for config in configs:  # where the text is, is said in full when it may be looked for again
+        config["training"]["data"].pop("corpus")
+    assert configs[0] == configs[1]
+
+
+def test_ctrl_c_saves_and_leaves(again):
+    process = start(again, "corpus", "--out=other", *OPTIONS)
+    wait_for(again / "other/metrics.jsonl")
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130
+    assert said.decode().startswith("hmmlm: Stopped; hmmlm train --resume other goes on after step")
+    assert said.decode().count("\n") == 1
+    assert list((again / "other/checkpoints").iterdir())
+
+
+def test_the_corpus_may_have_moved(stopped, again, call):
+    (again / "corpus").rename(again / "moved")
+    described = (again / "run/run.json").read_text()
+    (again / "run/run.json").write_text(described.replace(str(stopped), "/nowhere"))
+    shutil.rmtree("run/checkpoints")  # one that never came to a checkpoint starts again
+    answer = call("train", "--resume", "run")
+    assert answer.status == 2 and "corpus is not a prepared corpus" in answer.err
+    assert call("train", "moved", "--resume", "run").status == 0
+
+
+@pytest.mark.parametrize(
+    "arguments, wanted",
+    [
+        (["--set=train.epochs=9"], "another one: config.train.epochs was 30 and is 9. Go on with"),
+        (["--learning-rate=0.5"], "config.train.learning_rate was 0.03 and is 0.5"),
+        (["--out=new"], "--resume goes on in run; leave --out away."),
+    ],
+)
+def test_a_training_goes_on_as_it_was_begun(again, call, arguments, wanted):
+    before = tree(again)
+    answer = call("train", "--resume", "run", *arguments)
+    assert answer.status == 2 and wanted in answer.err
+    assert tree(again) == before
+
+
+def test_another_text_is_not_gone_on_with(again, call):
+    splits = {"train": ["a b c"], "valid": ["a b"]}
+    write_corpus(again / "other", Tokenizer.words(["a b c"]), splits)
+    answer = call("train", "other", "--resume", "run", "--set=model.blocks=4")
+    assert answer.status == 2 and answer.err.count("\n") == 1
+
+
+def test_a_model_that_is_not_ready_says_how_to_go_on(again, call):
+    answer = call("info", "run")
+    assert answer.status == 2
+    assert "its training is not over; hmmlm train --resume run goes on." in answer.err
+
+
+def test_a_finished_training_cannot_be_resumed(made):
+    answer = run_command("train", "--resume", "model", cwd=made.folder)
+    assert answer.status == 2 and "nothing to resume" in answer.err
+
+
+def test_two_trainings_into_one_folder(again, call):
+    with (again / "run/run.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        before = tree(again)
+        answer = call("train", "--resume", "run")
+        assert answer.status == 2
+        assert "run is being trained by another process (number " in answer.err
+        answer = call("train", "corpus", "--out=run", *OPTIONS)
+        assert answer.status == 2 and "run already exists" in answer.err
+        assert tree(again) == before
+
+
+def test_a_training_killed_at_random_instants_ends_with_the_same_weights(tmp_path):
+    splits = builtin_sentences()
+    write_corpus(tmp_path / "corpus", Tokenizer.words(splits["train"], min_count=2), splits)
+    found = kill_at_random(tmp_path / "corpus", tmp_path, times=5, seed=1)
+    assert sum(line["returned"] == -signal.SIGKILL for line in found) == 5
