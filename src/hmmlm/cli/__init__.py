@@ -10,6 +10,7 @@ from hmmlm.cli.asking import evaluate, info, next_tokens, sample, score, tag
 from hmmlm.cli.clustering import cluster
 from hmmlm.cli.making import prepare
 from hmmlm.cli.plotting import plot
+from hmmlm.cli.sweeping import sweep
 from hmmlm.cli.tour import demo
 from hmmlm.cli.training import estimate, train
 from hmmlm.errors import InputError
@@ -24,6 +25,7 @@ app.command()(prepare)
 app.command()(cluster)
 app.command()(train)
 app.command()(estimate)
+app.command()(sweep)
 app.command()(plot)
 app.command()(evaluate)
 app.command()(score)
