@@ -323,15 +323,17 @@ in_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs
 
 @in_proc
 def test_ctrl_c_stops_trainings_and_running_again_goes_on(place, call):
-    sweep_file("[sweep.grid]\ntrain.epochs = [1, 1000000]\n")
+    sweep_file("[sweep.grid]\ntrain.epochs = [1, 3000]\n")
     sweep = start_sweep("from hmmlm.cli import main; main()")
     assert sweep.stdout is not None
     for expected in ("2 runs in runs/many", "1 of 2  train.epochs=1 "):
         assert sweep.stdout.readline().startswith(expected)
     training = one_child(sweep.pid)
     time.sleep(2)  # it is on its way
+    asked = time.monotonic()
     sweep.send_signal(signal.SIGINT)
     _, err = sweep.communicate(timeout=60)
+    assert time.monotonic() - asked < sweeping.SECONDS_TO_STOP  # by itself
     assert (sweep.returncode, err) == (130, "hmmlm: stopped.\n")
     assert not Path(f"/proc/{training}").exists()
     assert [path.name for path in Path("runs/many").iterdir()] == ["train.epochs=1"]
@@ -354,7 +356,7 @@ import subprocess
 from hmmlm.cli import main, sweeping
 sweeping.SECONDS_TO_STOP = 0.5
 sweeping._start = lambda *_: subprocess.Popen(
-    ["sh", "-c", "{trap}while true; do sleep 0.1; done"], process_group=0
+    ["sh", "-c", "{trap}for i in $(seq 500); do sleep 0.1; done"], process_group=0
 )
 main()
 """)
