@@ -31,6 +31,12 @@ epochs = 1
 """
 
 
+@pytest.fixture(autouse=True)
+def source_for_trainings(monkeypatch) -> None:
+    """Trainings find this source from whatever folder they start in."""
+    monkeypatch.setenv("PYTHONPATH", SOURCE)
+
+
 def sweep_file(table: str, base: str = BASE) -> None:
     Path("many.toml").write_text(base + table)
 
