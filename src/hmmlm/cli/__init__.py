@@ -9,6 +9,8 @@ import typer
 from hmmlm.cli.asking import evaluate, info, next_tokens, sample, score, tag
 from hmmlm.cli.clustering import cluster
 from hmmlm.cli.making import prepare
+from hmmlm.cli.plotting import plot
+from hmmlm.cli.sweeping import sweep
 from hmmlm.cli.tour import demo
 from hmmlm.cli.training import estimate, train
 from hmmlm.errors import InputError
@@ -23,6 +25,8 @@ app.command()(prepare)
 app.command()(cluster)
 app.command()(train)
 app.command()(estimate)
+app.command()(sweep)
+app.command()(plot)
 app.command()(evaluate)
 app.command()(score)
 app.command()(tag)

@@ -1,0 +1,1 @@
+"""Seeing what a model is and how it came to be."""
