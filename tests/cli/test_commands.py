@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import SOURCE, made_up_lines, run_command, tree
+from commands import SOURCE, made_up_lines, run_command
 from hmmlm.model import Model
 
 LINE = "the red dog sees a cat ."
@@ -42,7 +42,7 @@ def test_train_writes_a_model(made):
     result = last_json(made.trained.out)
     assert set(result) == {"folder", "steps", "seconds", "val"}
     assert result["folder"] == "model" and result["steps"] == 80 and 1 < result["val"] < 6
-    names = {"model.safetensors", "config.json", "tokenizer.json", "metrics.jsonl"}
+    names = {"model.safetensors", "config.json", "tokenizer.json", "metrics.jsonl", "tensorboard"}
     assert {path.name for path in (made.folder / "model").iterdir()} == names
     steps = [json.loads(x) for x in (made.folder / "model/metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == list(range(1, 81))
@@ -296,7 +296,7 @@ def test_a_bar_on_the_terminal_leaves_standard_output_alone(made, tmp_path):
     assert len((tmp_path / "out.txt").read_text().splitlines()) == 200
 
 
-def test_stopping_a_training_leaves_nothing(made, tmp_path):
+def test_stopping_a_training_leaves_a_checkpoint(made, tmp_path):
     target = tmp_path / "deep/model"
     options = ["--out", str(target), "--epochs=1000000"]
     terminal = Terminal("train", "corpus", *options, cwd=made.folder, stdout=subprocess.PIPE)
@@ -305,10 +305,41 @@ def test_stopping_a_training_leaves_nothing(made, tmp_path):
     terminal.read(None)
     out, _ = terminal.process.communicate(timeout=60)
     assert terminal.process.returncode == 130
-    assert terminal.shown.rstrip().endswith("hmmlm: stopped.")
+    step = (target / "metrics.jsonl").read_text().count("\n")
+    last = f"hmmlm: Stopped; hmmlm train --resume {target} goes on after step {step:,}."
+    assert terminal.shown.rstrip().endswith(last)
     assert "Traceback" not in terminal.shown
     assert out.startswith(b"lowrank, 64 states") and out.count(b"\n") == 1  # said before it began
-    assert tree(tmp_path) == {}
+    names = [path.name for path in (target / "checkpoints").iterdir()]
+    assert names == [f"step-{step:09d}"]
+
+
+def test_stopping_twice_leaves_at_once(made, tmp_path):
+    target = tmp_path / "model"
+    code = (
+        "import sys, time, hmmlm.train.checkpoint as checkpoint\n"
+        "checkpoint.save_file = lambda *_: (print('saving', flush=True), time.sleep(60))\n"
+        "from hmmlm.cli import main\n"
+        "sys.argv = ['hmmlm', 'train', 'corpus', '--epochs=1000000', '--out', sys.argv[1]]\n"
+        "main()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(target)],
+        cwd=made.folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": SOURCE},
+    )
+    assert process.stdout is not None
+    until = time.monotonic() + 60
+    while not (target / "metrics.jsonl").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert any(b"saving" in line for line in process.stdout), process.communicate()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130 and said == b"hmmlm: stopped.\n"
+    assert list((target / "checkpoints").iterdir()) == []
 
 
 def test_a_reader_that_has_enough_ends_the_command_quietly(made):

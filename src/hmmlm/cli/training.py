@@ -216,6 +216,7 @@ def fit(
     from hmmlm.train.loss import HmmLoss
     from hmmlm.train.run import Interrupts, open_run
     from hmmlm.train.sgd import Sgd
+    from hmmlm.train.tensorboard import open_log
 
     tokens, words = corpus.split("train"), corpus.tokenizer
     config, reason = with_sizes(config, len(tokens), words.vocab_size)
@@ -266,11 +267,14 @@ def fit(
         if resume:
             say(f"going on after step {training.step:,} of {training.steps:,}", indent=indent)
         try:
-            _follow(training, run, interrupts, metrics)
+            with open_log(out / "tensorboard") as log:
+                _follow(training, run, interrupts, metrics, log)
         except InputError as error:
             if not metrics:
                 raise
             trouble = error
+        if interrupts.asked is not None and not training.is_over:
+            _leave(run, interrupts.asked)
         with torch.no_grad():
             whole_model = model().to("cpu")
         described = {"training": {**config.as_tables(), "device": device}, **facts}
@@ -320,14 +324,18 @@ def _describe(corpus: Any, config: Any, support: Any) -> tuple[dict[str, Any], d
     return about, source
 
 
-def _follow(training: Any, run: Any, interrupts: Any, metrics: list[dict[str, Any]]) -> None:
+def _follow(
+    training: Any, run: Any, interrupts: Any, metrics: list[dict[str, Any]], log: Any
+) -> None:
     """Trains to the end or until interrupted, with a progress bar, metrics and checkpoints."""
     with progress_bar("Training", training.steps) as bar:
         for step in training:
             metrics.append(step._asdict())
-            due = run.checkpoints.due(step.step) or interrupts.asked is not None
+            stop = interrupts.asked is not None  # asked once: a signal may come at any line
+            due = run.checkpoints.due(step.step) or stop
             try:
                 run.add_metrics(step)
+                log.write(step)
                 if due:
                     run.checkpoints.write(training.state())
             except (InputError, OSError) as error:
@@ -339,8 +347,8 @@ def _follow(training: Any, run: Any, interrupts: Any, metrics: list[dict[str, An
             details = f"perplexity {step.perplexity:.1f}, {step.tokens_per_second:,.0f} tokens/s"
             details += "" if math.isinf(best) else f", best on validation {best:.1f}"
             bar.update(bar.task_ids[0], completed=step.step, details=details)
-            if interrupts.asked is not None and not training.is_over:
-                _leave(run, interrupts.asked)
+            if stop:
+                return
 
 
 def _leave(run: Any, number: int) -> None:
