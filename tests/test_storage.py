@@ -83,8 +83,8 @@ def test_a_work_folder_is_gone_after_a_mistake(tmp_path):
 
 def test_a_work_folder_stays_on_a_full_disk(tmp_path):
     said = (
-        r"The disk is full while writing .*/new \(No space left on device\); what was done is kept: "
-        r"free some space, and the same command goes on from there\.$"
+        r"The disk is full while writing .*/new \(No space left on device\); what was done is "
+        r"kept: free some space, and the same command goes on from there\.$"
     )
     with pytest.raises(InputError, match=said), work_folder(tmp_path / "new"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

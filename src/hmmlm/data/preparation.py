@@ -46,7 +46,8 @@ def prepare_corpus(
     corpus is the same, byte for byte. What is done is kept beside `out` in `.NAME.unfinished`:
     after a stop the same call goes on from there, or starts afresh where the files, the arguments
     or the version have changed, and `notice` hears which. `progress(work, bytes read, of how many)`
-    hears of every block.
+    hears of every block. A script that calls this with several processes does so under
+    `if __name__ == "__main__"`.
 
     Memory: some tens of megabytes a process, the counts of two million words, and the vocabulary.
     """
@@ -166,7 +167,9 @@ class _Work:
             path.write_text(tokenizer.as_json(), encoding="utf-8")
             self.state["vocabulary"] = tokenizer.hash
             self._save()
-        encode = partial(_encode, path, tokenizer.hash, self.text.empty_lines)
+        encode = partial(_encode, tokenizer, self.text.empty_lines)
+        if self.processes.number > 1:
+            encode = partial(_encode_in_worker, path, tokenizer.hash, self.text.empty_lines)
         total, before = sum(_size(path) for files in self.text.files.values() for path in files), 0
         for name, files in self.text.files.items():
             split = self.state["splits"].setdefault(name, {"place": _start(), "written": None})
@@ -241,10 +244,16 @@ def _count(empty_lines: str, block: Block) -> tuple[int, dict[str, int]]:
     return len(lines), dict(counts)
 
 
-def _encode(path: Path, hash: str, empty_lines: str, block: Block) -> tuple[int, np.ndarray]:
-    lines, tokenizer = block_lines(block, empty_lines), _load(path, hash)
+def _encode(tokenizer: Tokenizer, empty_lines: str, block: Block) -> tuple[int, np.ndarray]:
+    lines = block_lines(block, empty_lines)
     stretches = [np.empty(0, np.int64), *tokenizer.encode_stretches(lines)]
     return len(lines), np.concatenate(stretches).astype(token_type(tokenizer))
+
+
+def _encode_in_worker(
+    path: Path, hash: str, empty_lines: str, block: Block
+) -> tuple[int, np.ndarray]:
+    return _encode(_load(path, hash), empty_lines, block)
 
 
 @lru_cache(maxsize=1)

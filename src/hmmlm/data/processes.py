@@ -28,7 +28,7 @@ class Processes:
     def __init__(self, number: int) -> None:
         if number < 1:
             raise InputError(f"workers is {number:,} but must be at least 1.")
-        self._ahead = number + 2
+        self.number = number
         self._pool = None
         if number > 1:
             # Not forked: this process has threads, and a fork copies the locks that they hold.
@@ -53,7 +53,7 @@ class Processes:
         try:
             for block in blocks:
                 waiting.append((block, self._pool.submit(function, block)))
-                if len(waiting) > self._ahead:
+                if len(waiting) > self.number + 2:
                     done, future = waiting.popleft()
                     yield done, future.result()
             for done, future in waiting:
