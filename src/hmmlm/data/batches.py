@@ -125,7 +125,7 @@ class Packed(_Batches):
 
     A long text is packed in sections of 2^20 pieces, one section after the other in an order that
     is drawn too; the last batch of a section may have fewer rows. Cost: O(pieces log pieces) time
-    an epoch and a pass over the tokens at the start; memory of a section, about 60 bytes a piece.
+    an epoch and a pass over the tokens at the start; memory of a section, under 100 bytes a piece.
     """
 
     def __init__(
