@@ -7,7 +7,14 @@ import stat
 import pytest
 
 from hmmlm.errors import InputError
-from hmmlm.storage import check_space, json_line, new_file, new_folder, refuse_existing
+from hmmlm.storage import (
+    check_space,
+    json_line,
+    new_file,
+    new_folder,
+    refuse_existing,
+    work_folder,
+)
 
 
 def names(folder) -> list[str]:
@@ -46,6 +53,49 @@ def test_parents_that_others_use_stay(tmp_path):
         (tmp_path / "a/other").touch()
         raise ZeroDivisionError
     assert names(tmp_path) == ["a", "a/other"]
+
+
+def test_a_work_folder_is_gone_when_its_block_ends(tmp_path):
+    with work_folder(tmp_path / "a/b") as folder:
+        (folder / "x").mkdir()
+        os.rename(folder / "x", tmp_path / "a/b")
+    assert names(tmp_path) == ["a", "a/b"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError, ChildProcessError])
+def test_a_work_folder_stays_after_a_stop(tmp_path, error):
+    with pytest.raises(error), work_folder(tmp_path / "a/b") as folder:
+        (folder / "x").touch()
+        raise error
+    left = ["a", "a/.b.unfinished", "a/.b.unfinished/lock", "a/.b.unfinished/x"]
+    assert names(tmp_path) == left
+    with work_folder(tmp_path / "a/b") as folder:
+        assert names(folder) == ["lock", "x"]
+
+
+def test_a_work_folder_is_gone_after_a_mistake(tmp_path):
+    (tmp_path / "a").mkdir()
+    with pytest.raises(InputError), work_folder(tmp_path / "a/b/c") as folder:
+        (folder / "x").touch()
+        raise InputError
+    assert names(tmp_path) == ["a"]
+
+
+def test_a_work_folder_stays_on_a_full_disk(tmp_path):
+    said = (
+        r"The disk is full while writing .*/new \(No space left on device\); what was done is "
+        r"kept: free some space, and the same command goes on from there\.$"
+    )
+    with pytest.raises(InputError, match=said), work_folder(tmp_path / "new"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert names(tmp_path) == [".new.unfinished", ".new.unfinished/lock"]
+
+
+def test_a_work_folder_for_what_was_made_meanwhile(tmp_path, monkeypatch):
+    monkeypatch.setattr("hmmlm.storage._lock", lambda *_: (tmp_path / "a").mkdir())
+    with pytest.raises(InputError, match="a already exists"), work_folder(tmp_path / "a"):
+        pass
+    assert names(tmp_path) == ["a"]
 
 
 def test_a_file_replaces_another_as_a_whole(tmp_path):

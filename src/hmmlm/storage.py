@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hmmlm.errors import InputError
 
@@ -76,6 +76,49 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 @contextmanager
+def work_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """The folder `.NAME.unfinished` beside `path`, for work that can go on after a stop.
+
+    One process has it at a time. When the block ends well it is removed, and after an `InputError`
+    with the parents that were made for it. After any other end it stays, and whoever asks next
+    finds what is in it; a full disk is such an end.
+    """
+    path = refuse_existing(path)
+    parent = path.absolute().parent
+    folder = parent / f".{path.name}.unfinished"
+    made = [place for place in (parent, *parent.parents) if not place.exists()]
+    with _explained(path, kept=True):
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "lock").open("w") as lock:
+            _lock(lock, path)
+            try:
+                refuse_existing(path)  # again: whoever had the lock may have made it
+                yield folder
+                shutil.rmtree(folder)
+            except InputError:
+                shutil.rmtree(folder, ignore_errors=True)
+                for place in made:
+                    with suppress(OSError):
+                        place.rmdir()
+                raise
+
+
+def _lock(file: IO[str], path: Path) -> None:
+    import fcntl  # not on every system
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Whoever had the lock may have removed the file since it was opened here.
+        ours = os.path.samestat(os.fstat(file.fileno()), os.stat(file.name))
+    except (BlockingIOError, FileNotFoundError):
+        ours = False
+    if not ours:
+        raise InputError(
+            f"{path} is being made by another process; wait for that one or choose another name."
+        )
+
+
+@contextmanager
 def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A temporary name beside `path` that replaces `path` when the block ends without an error."""
     path = Path(path)
@@ -108,7 +151,7 @@ def _plain(value: Any) -> Any:
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def _explained(path: Path, *, kept: bool = False) -> Iterator[None]:
     """Turns what a full disk or a missing permission raises into a sentence.
 
     Errors of other files, such as one that is read meanwhile, pass as they are.
@@ -121,17 +164,23 @@ def _explained(path: Path) -> Iterator[None]:
         temporary = str(path.absolute().parent / f".{path.name}.")
         ours = str(error.filename or "").startswith(temporary)
         if ours or error.errno in (*_FULL, errno.EROFS):
-            raise _cannot_write(path, error) from error
+            raise _cannot_write(path, error, kept=kept) from error
         raise
     except Exception as error:
         # safetensors reports the system's error only in words.
         for code in (*_FULL, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO):
             if os.strerror(code) in str(error):
-                raise _cannot_write(path, OSError(code, os.strerror(code))) from error
+                failed = OSError(code, os.strerror(code))
+                raise _cannot_write(path, failed, kept=kept) from error
         raise
 
 
-def _cannot_write(path: Path, error: OSError) -> InputError:
+def _cannot_write(path: Path, error: OSError, *, kept: bool = False) -> InputError:
+    if error.errno in _FULL and kept:
+        return InputError(
+            f"The disk is full while writing {path} ({error.strerror}); what was done is kept: "
+            "free some space, and the same command goes on from there."
+        )
     if error.errno in _FULL:
         return InputError(
             f"The disk is full while writing {path} ({error.strerror}), and nothing was kept; free "

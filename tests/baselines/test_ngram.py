@@ -127,3 +127,16 @@ def test_bad_ids_are_refused(kind):
     model = kind(np.array([0, 1, 2]), 3)
     with pytest.raises(InputError, match="tokens has id -1 but this vocabulary runs from 0 to 2"):
         model.score_tokens(torch.tensor([[-1, 0]]))
+
+
+def test_a_long_text_is_counted_in_parts(monkeypatch):
+    class Parts(list):
+        def __getitem__(self, key):
+            assert len(range(*key.indices(len(self)))) <= 3
+            return super().__getitem__(key)
+
+    whole = Unigram(np.array([0, 1, 1, 2, 0, 1, 1, 1]), 3)
+    monkeypatch.setattr("hmmlm.baselines.ngram._CHUNK", 3)
+    assert torch.equal(Unigram(Parts([0, 1, 1, 2, 0, 1, 1, 1]), 3).log_probs, whole.log_probs)
+    with pytest.raises(InputError, match="tokens has id 9 but this vocabulary runs from 0 to 2"):
+        Unigram(Parts([0, 1, 1, 2, 9]), 3)

@@ -50,7 +50,8 @@ def test_train_writes_a_model(made):
 
 
 def test_files_of_a_model_can_be_read_by_whoever_may_read_the_folder(made):
-    modes = {path.stat().st_mode & 0o777 for path in (made.folder / "model").iterdir()}
+    files = [path for path in (made.folder / "model").iterdir() if path.is_file()]
+    modes = {path.stat().st_mode & 0o777 for path in files}
     mask = os.umask(0)
     os.umask(mask)
     assert modes == {0o666 & ~mask}
@@ -335,11 +336,11 @@ def test_stopping_twice_leaves_at_once(made, tmp_path):
     while not (target / "metrics.jsonl").exists() and time.monotonic() < until:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    assert any(b"saving" in line for line in process.stdout), process.communicate()
+    assert any(b"saving" in line for line in process.stdout)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)
     assert process.returncode == 130 and said == b"hmmlm: stopped.\n"
-    assert list((target / "checkpoints").iterdir()) == []
+    assert not (target / "checkpoints").exists()
 
 
 def test_a_reader_that_has_enough_ends_the_command_quietly(made):

@@ -17,11 +17,14 @@ from commands import SOURCE, tree
 from hmmlm.errors import InputError
 from hmmlm.model import Model
 
+FILES = ["corpus.json", "tokenizer.json", "train-00000.bin"]
+
 # Runs in a mount namespace of its own: small disks that vanish with the process, for anybody who
 # may have one. `go` runs a command and tells what it said and what is left on the disk.
 SCRIPT = """
 import contextlib, io, json, os, shutil, subprocess, sys
 from pathlib import Path
+import hmmlm.data.preparation
 from hmmlm.cli import main
 from hmmlm.model import Model
 
@@ -46,8 +49,17 @@ mount("readonly", "size=64k,ro")
 for case in (["prepare", "text.txt"], ["train", "corpus"], ["demo"]):
     go(f"read-only {case[0]}", *case, "--out=readonly/a/new", disk="readonly")
 
+hmmlm.data.preparation._BLOCK = 10_000
+go("prepare", "prepare", "many.txt", "--out=many")
+mount("growing", "size=64k")
+go("full prepare", "prepare", "many.txt", "--out=growing/a/new", disk="growing")
+go("full prepare again", "prepare", "many.txt", "--out=growing/a/new", disk="growing")
+subprocess.run(["mount", "-o", "remount,size=1m", str(Path("growing").absolute())], check=True)
+go("prepare with room", "prepare", "many.txt", "--out=growing/a/new", disk="growing")
+found["same"] = [p.read_bytes() == Path("growing/a/new", p.name).read_bytes()
+                 for p in sorted(Path("many").iterdir())]
+
 mount("small", "size=64k")
-go("full prepare", "prepare", "many.txt", "--out=small/a/new")
 go("small train", "train", "corpus", "--out=small/a/new", "--states=500", *SCALAR)
 
 # Three pages are left for what a run is, its lock and its metrics; its model finds the disk full.
@@ -108,13 +120,20 @@ def test_a_disk_that_may_not_be_written_to(answers, command):
 
 
 def test_a_corpus_on_a_full_disk(answers):
-    status, said, left = answers["full prepare"]
-    assert status == 2
-    assert said == (
-        "hmmlm: The disk is full while writing small/a/new (No space left on device), and nothing "
-        "was kept; free some space or choose another disk.\n"
-    )
-    assert left == []
+    # The second time it has less room than what is done takes: nothing of that is lost.
+    for case in ("full prepare", "full prepare again"):
+        status, said, left = answers[case]
+        assert status == 2
+        assert said == (
+            "hmmlm: The disk is full while writing growing/a/new (No space left on device); what "
+            "was done is kept: free some space, and the same command goes on from there.\n"
+        )
+        assert left[:2] == ["growing/a", "growing/a/.new.unfinished"]
+        assert "growing/a/.new.unfinished/corpus/train-00000.bin" in left
+    status, said, left = answers["prepare with room"]
+    assert (status, said) == (0, "")
+    assert left == ["growing/a", "growing/a/new", *(f"growing/a/new/{name}" for name in FILES)]
+    assert answers["same"] == [True] * 3
 
 
 def test_training_asks_for_space_before_it_starts(answers):
@@ -157,9 +176,15 @@ def test_weights_that_do_not_fit_the_disk(place, monkeypatch):
     assert tree(place) == before
 
 
-def test_a_corpus_that_does_not_fit_the_disk(place, refused, monkeypatch):
+def test_words_that_do_not_fit_the_disk(place, call, monkeypatch):
     def fail(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("hmmlm.data.shards._write_split", fail)
-    assert "disk is full while writing a/new" in refused("prepare", "text.txt", "--out=a/new")
+    monkeypatch.setattr("hmmlm.data.preparation._RUN_BLOCKS", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr("hmmlm.data.preparation._write_run", fail)
+        answer = call("prepare", "text.txt", "--out=a/new")
+    assert answer.status == 2 and "The disk is full while writing a/new (No space" in answer.err
+    assert (place / "a/.new.unfinished").is_dir()
+    assert call("prepare", "text.txt", "--out=a/new").status == 0
+    assert tree(place / "a").keys() == {"new", *(f"new/{name}" for name in FILES)}

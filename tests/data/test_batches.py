@@ -1,3 +1,4 @@
+import hashlib
 import json
 
 import numpy as np
@@ -6,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hmmlm.data import batches as batches_module
 from hmmlm.data.batches import Packed, Streams, Windows
 from hmmlm.data.shards import TokenArray
 from hmmlm.errors import InputError
@@ -223,3 +225,80 @@ def test_packed_rows_are_not_in_the_order_of_packing():
     packed = Packed(TokenArray.from_ids(ids, eos_id=EOS), 1, 20)
     longest = [max(map(len, pieces(batch))) for batch in packed]
     assert longest != sorted(longest, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("shuffle", "digest"),
+    [
+        (True, "fe61c07acf78fc5a4c5e0169e491562993f4e28f2a9b4db683546b95ce1745af"),
+        (False, "868b3da91f792240b35e385aab0fdefdf9264fc8d59b7c294b7941f5839a99e4"),
+    ],
+)
+def test_packed_draws_what_it_always_drew(shuffle, digest):
+    random = np.random.default_rng(0)
+    ids = random.integers(2, 500, 30_000)
+    ids[random.choice(30_000, 1_500, replace=False)] = EOS
+    packed = Packed(TokenArray.from_ids(ids, eos_id=EOS), 7, 32, seed=5, shuffle=shuffle)
+    assert (packed.num_batches, packed.num_rows) == (134, 938)
+    found = hashlib.sha256()
+    for batch in [*packed, *packed]:
+        for part in batch[:3]:
+            found.update(part.numpy().tobytes())
+    assert found.hexdigest() == digest
+
+
+@pytest.fixture
+def short_sections(monkeypatch):
+    """Sections of 8 pieces, found by reading 11 tokens at a time."""
+    monkeypatch.setattr(batches_module, "_SECTION", 8)
+    monkeypatch.setattr(batches_module, "_CHUNK", 11)
+
+
+@pytest.mark.parametrize("eos_every", [1, 4, 7, 60, 1000])
+@pytest.mark.parametrize("length", [1, 3, 5, 13])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_sections_hold_every_piece_once(short_sections, eos_every, length, shuffle):
+    tokens = array(333, eos_every=eos_every)
+    packed = Packed(tokens, 3, length, seed=2, shuffle=shuffle)
+    expected = sorted(sentences(tokens[:].tolist(), length))
+    num_sections = -(-len(expected) // 8)
+    assert num_sections > 1
+    for _ in range(2):
+        made = list(packed)
+        assert sorted(piece for batch in made for piece in pieces(batch)) == expected
+        assert len(made) == packed.num_batches
+        assert sum(len(batch.lengths) for batch in made) == packed.num_rows
+        assert sum(len(batch.lengths) < 3 for batch in made) <= num_sections
+        assert len(packed._starts) <= 8
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_position_among_sections_gives_the_same_batches(short_sections, shuffle):
+    first, number = Packed(array(600), 2, 9, seed=4, shuffle=shuffle), 0
+    batches = [batch for _ in range(2) for batch in first]
+    for number in range(2 * first.num_batches):
+        again = Packed(array(600), 2, 9, seed=4, shuffle=shuffle)
+        epoch, batch = divmod(number, first.num_batches)
+        again.position = {"epoch": epoch, "batch": batch}
+        assert same(next(iter(again)), batches[number])
+
+
+def test_sections_come_in_another_order_every_epoch(short_sections):
+    def order(packed):
+        return [min(x for x in batch.tokens.flatten().tolist() if x > EOS) for batch in packed]
+
+    packed = Packed(array(600), 8, 7, seed=1)
+    first, second = order(packed), order(packed)
+    assert first != second and sorted(first) != first
+    still = Packed(array(600), 8, 7, seed=1, shuffle=False)
+    assert order(still) == order(still) == sorted(order(still))
+
+
+def test_sections_are_drawn_apart(short_sections):
+    # All sentences are of one length, so only the draw says which are neighbours.
+    packed = Packed(array(8 * 7 * 10), 100, 14, seed=1)
+    drawn = set()
+    for batch in packed:
+        firsts = [piece[0] for piece in pieces(batch)]
+        drawn.add(tuple((first - min(firsts)) // 7 for first in firsts))
+    assert len(drawn) == packed.num_batches == 10

@@ -1,13 +1,15 @@
 import errno
 import hashlib
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hmmlm.data.shards import Corpus, TokenArray, check_vocabulary, write_corpus
+from commands import tree
+from hmmlm.data.shards import Corpus, ShardWriter, TokenArray, check_vocabulary, write_corpus
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.errors import InputError
 
@@ -65,19 +67,10 @@ def test_several_shards_are_the_same_text_as_one(shard_tokens, tmp_path, monkeyp
 
 def test_long_text_is_written_in_stretches(tmp_path):
     lines = ["a b c"] * 100_000
-    calls = []
-    write_corpus(
-        tmp_path / "c",
-        TOKENIZER,
-        {"train": lines},
-        shard_tokens=150_000,
-        progress=lambda name, tokens: calls.append((name, tokens)),
-    )
+    write_corpus(tmp_path / "c", TOKENIZER, {"train": lines}, shard_tokens=150_000)
     tokens = Corpus.open(tmp_path / "c").split("train")
     assert len(tokens) == 400_000
     assert (tokens[:].reshape(-1, 4) == plain_ids(["a b c"])).all()
-    assert len(calls) == 4 and calls[-1] == ("train", 400_000)
-    assert [count for _, count in calls] == sorted(count for _, count in calls)
 
 
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(65_536, "uint16"), (65_537, "uint32")])
@@ -94,6 +87,49 @@ def test_shards_are_mapped_not_read(tmp_path):
     write(tmp_path / "c")
     (part,) = Corpus.open(tmp_path / "c").split("train")._parts
     assert isinstance(part, np.memmap) and not part.flags.writeable
+
+
+def mapped_bytes(path):
+    """How many bytes of a mapped file are in this process' memory."""
+    parts = Path("/proc/self/smaps").read_text().split(f"{path}\n")
+    return sum(int(part.split("Rss:")[1].split()[0]) * 1024 for part in parts[1:])
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux' /proc")
+def test_reading_a_whole_text_does_not_leave_it_in_memory(tmp_path, monkeypatch):
+    write_corpus(tmp_path / "c", TOKENIZER, {"train": ["a b c"] * 500_000})
+    path = tmp_path / "c/train-00000.bin"
+    assert path.stat().st_size == 4_000_000
+    tokens = Corpus.open(tmp_path / "c").split("train")
+    assert mapped_bytes(path) == 0
+    tokens[:]
+    assert mapped_bytes(path) == 4_000_000 // 4096 * 4096 + 4096
+    monkeypatch.setattr("hmmlm.data.shards._READ_AT_ONCE", 1 << 18)
+    for start in range(0, len(tokens), 4000):  # a stretch here and there, as batches do
+        assert tokens[start : start + 4].tolist() == plain_ids(["a b c"])
+        assert mapped_bytes(path) < 1_000_000
+    for start in range(0, len(tokens), 1 << 16):
+        tokens[start : start + (1 << 16)]
+        assert mapped_bytes(path) < 1_000_000
+
+
+@pytest.mark.parametrize("shard_tokens", [4, 5, 100])
+def test_a_writer_goes_on_where_another_stopped(tmp_path, shard_tokens):
+    ids = np.array(plain_ids(TRAIN))
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    with ShardWriter(tmp_path / "one", "train", TOKENIZER, shard_tokens=shard_tokens) as whole:
+        whole.add(ids)
+    for stop in range(len(ids)):
+        with ShardWriter(tmp_path / "two", "train", TOKENIZER, shard_tokens=shard_tokens) as first:
+            first.add(ids[:stop])
+            known = json.loads(json.dumps(first.written))
+            first.add(ids[stop:][::-1])  # written, but nobody was told
+        options = {"written": known, "shard_tokens": shard_tokens}
+        with ShardWriter(tmp_path / "two", "train", TOKENIZER, **options) as second:
+            second.add(ids[stop:])
+        assert second.written == whole.written
+        assert tree(tmp_path / "two") == tree(tmp_path / "one")
 
 
 @given(st.lists(st.integers(0, 3)), st.integers(0, 9), st.integers(0, 9))

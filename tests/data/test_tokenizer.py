@@ -239,3 +239,31 @@ def test_text_that_cannot_be_encoded_is_refused(tmp_path):
 def test_tokenizer_is_frozen():
     with pytest.raises(AttributeError):
         Tokenizer.words(LINES).eos_id = 3  # pyright: ignore
+
+
+@given(st.lists(st.text(st.sampled_from("ab \t\x1c\x85\u2003\r<eos>unk")), max_size=9))
+def test_stretches_are_the_lines_joined(lines):
+    tokenizer = Tokenizer.words(["a a ab b <unk b> <eos>"])
+    joined = [id for ids in tokenizer.encode_lines(lines) for id in ids.tolist()]
+    stretches = list(tokenizer.encode_stretches(lines))
+    assert [id for ids in stretches for id in ids.tolist()] == joined
+    assert all(ids.dtype == np.int64 for ids in stretches)
+
+
+def test_stretches_of_a_tokenizer_that_does_more_than_look_up_words(tmp_path):
+    plain = Tokenizer.words(["a b"])
+    plain.save(tmp_path / "t.json")
+    spec = json.loads((tmp_path / "t.json").read_text())
+    added = {"id": 4, "content": "B", "single_word": False, "lstrip": False, "rstrip": False}
+    for change in (
+        {"normalizer": {"type": "Lowercase"}},
+        {"pre_tokenizer": {"type": "Whitespace"}},
+        {"added_tokens": [{**added, "normalized": False, "special": False}]},
+    ):
+        (tmp_path / "t.json").write_text(json.dumps({**spec, **change}))
+        other = Tokenizer.load(tmp_path / "t.json")
+        (ids,) = other.encode_stretches(["a B b.b aBb"])
+        assert ids.tolist() == [*other.encode("a B b.b aBb"), 1]
+        (ids_of_words,) = plain.encode_stretches(["a B b.b aBb"])
+        assert ids.tolist() != ids_of_words.tolist()
+    assert len(list(plain.encode_stretches(["a b"] * 100_000))) == 2

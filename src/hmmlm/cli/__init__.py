@@ -49,7 +49,6 @@ def main() -> None:
         _give_up_output()
         sys.exit(1)
     except (KeyboardInterrupt, typer.Abort):
-        print("hmmlm: stopped.", file=sys.stderr)
         status = STOPPED
     except Exception as error:
         sentence = _sentence(error)
@@ -59,6 +58,8 @@ def main() -> None:
         if sentence:
             print(f"hmmlm: {sentence}", file=sys.stderr)
         sys.exit(2)
+    if status == STOPPED:
+        print("hmmlm: stopped.", file=sys.stderr)
     sys.exit(status if isinstance(status, int) else 0)
 
 

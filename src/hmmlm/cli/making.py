@@ -8,6 +8,7 @@ import typer
 from hmmlm.cli.output import (
     EmptyLines,
     Json,
+    errors,
     print_json,
     progress_bar,
     say,
@@ -43,14 +44,21 @@ def prepare(
         ),
     ] = None,
     empty_lines: EmptyLines = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Processes; by default one for each processor.", parser=whole(1), metavar="N"
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Turn text into a corpus: numbered tokens in files that are read in place.
 
     A folder may be PTB, WikiText, or any with train.txt, valid.txt and test.txt (also .xz, .gz).
+    If it is stopped, the same command goes on from there.
     """
     from hmmlm.data.corpus import find_splits
-    from hmmlm.data.shards import write_corpus
+    from hmmlm.data.preparation import prepare_corpus
     from hmmlm.data.tokenizer import Tokenizer
 
     if (text / "corpus.json").exists():
@@ -59,6 +67,8 @@ def prepare(
     for name, path in (("valid", valid), ("test", test)):
         if path is not None:
             splits.files[name] = (path,)
+    if empty_lines is not None:
+        splits = splits._replace(empty_lines=empty_lines)
     name = text.absolute().name.split(".")[0]
     out = refuse_existing(Path(f"{name}.corpus") if out is None else out)
     if tokenizer is not None and (min_count, max_size) != (1, None):
@@ -66,19 +76,28 @@ def prepare(
             "--min-count and --max-size make a vocabulary of words and do not go with --tokenizer; "
             "leave them out."
         )
-    if tokenizer is not None:
-        words = Tokenizer.load(tokenizer, eos)
-    else:
-        with progress_bar("Counting words", None):
-            lines = splits.read("train", empty_lines=empty_lines)
-            words = Tokenizer.words(lines, min_count=min_count, max_size=max_size)
-    readers = {split: splits.read(split, empty_lines=empty_lines) for split in splits.files}
-    with progress_bar("Encoding", None) as bar:
+    made = None if tokenizer is None else Tokenizer.load(tokenizer, eos)
+    with progress_bar("Reading", 0, bytes=True) as bar:
 
-        def report(split: str, tokens: int) -> None:
-            bar.update(bar.task_ids[0], details=f"{split} {tokens:,} tokens")
+        def report(work: str, read: int, total: int) -> None:
+            if work != bar.tasks[0].description:
+                bar.reset(bar.task_ids[0], description=work, total=total)
+            bar.update(bar.task_ids[0], completed=read)
 
-        result = write_corpus(out, words, readers, progress=report)
+        try:
+            result = prepare_corpus(
+                out,
+                splits,
+                tokenizer=made,
+                min_count=min_count,
+                max_size=max_size,
+                workers=workers,
+                progress=report,
+                notice=say,
+            )
+        except KeyboardInterrupt:
+            errors.print("What was done is kept; the same command goes on from there.")
+            raise
     for split, counts in result["splits"].items():
         unknown = counts["unknown"] / counts["tokens"]
         say(

@@ -15,9 +15,11 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     SpinnerColumn,
+    TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
+    TransferSpeedColumn,
 )
 from rich.text import Text
 
@@ -136,14 +138,16 @@ def print_json(result: dict[str, Any]) -> None:
 
 @contextmanager
 def progress_bar(
-    what: str, total: int | None, *, details: str = "", prints: bool = False
+    what: str, total: int | None, *, details: str = "", prints: bool = False, bytes: bool = False
 ) -> Iterator[Progress]:
     """A bar on stderr that disappears when done; nothing is drawn where nobody watches.
 
-    The bar has one task, number 0; its field `details` is shown at the end. Where the work
-    `prints` to the same terminal, that is progress enough.
+    The bar has one task, number 0; its field `details` is shown at the end. Of `bytes` it shows
+    the share and how many a second. Where the work `prints` to the same terminal, that is progress
+    enough.
     """
-    middle = [BarColumn(), MofNCompleteColumn()] if total is not None else [SpinnerColumn()]
+    counted = [TaskProgressColumn(), TransferSpeedColumn()] if bytes else [MofNCompleteColumn()]
+    middle = [BarColumn(), *counted] if total is not None else [SpinnerColumn()]
     with Progress(
         TextColumn("{task.description}"),
         *middle,

@@ -172,10 +172,11 @@ def _name(settings: dict[str, Any]) -> str:
 
 
 def _is_finished(folder: Path) -> bool:
-    """Whether a training has written its model there."""
+    """Whether a training has come to its end there."""
     from hmmlm.model import CONFIG
+    from hmmlm.train.run import RUN
 
-    return (folder / CONFIG).exists()
+    return (folder / CONFIG).exists() and not (folder / RUN).exists()
 
 
 def _check_settings(run: Run) -> None:
@@ -222,7 +223,8 @@ def _train_all(runs: list[Run], at_once: int, device: str) -> Generator[Outcome,
 
 
 def _start(run: Run, said: Path, at_once: int, device: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "hmmlm", "train", "--out", str(run.folder)]
+    place = "--resume" if run.folder.exists() else "--out"
+    command = [sys.executable, "-m", "hmmlm", "train", place, str(run.folder)]
     command += ["--device", device, *(f"--set={change}" for change in run.changes)]
     environment = dict(os.environ)
     if at_once > 1:  # each would take all processors, and they would wait for each other

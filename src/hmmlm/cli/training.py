@@ -263,14 +263,14 @@ def fit(
         state = run.checkpoints.read()
         if state is not None:
             training.restore(state)
-        metrics = run.metrics(training.step)
+        run.cut_metrics(training.step)
         if resume:
             say(f"going on after step {training.step:,} of {training.steps:,}", indent=indent)
         try:
             with open_log(out / "tensorboard") as log:
-                _follow(training, run, interrupts, metrics, log)
+                _follow(training, run, interrupts, log)
         except InputError as error:
-            if not metrics:
+            if training.step == 0:
                 raise
             trouble = error
         if interrupts.asked is not None and not training.is_over:
@@ -290,7 +290,7 @@ def fit(
     if trouble is not None:
         raise InputError(f"{trouble} The model was written to {out}.") from trouble
     best = training.best.val if training.evaluate is not None else None
-    return {"folder": str(out), "steps": len(metrics), "seconds": round(seconds, 3), "val": best}
+    return {"folder": str(out), "steps": training.step, "seconds": round(seconds, 3), "val": best}
 
 
 def _make_support(corpus: Any, config: Any, indent: int) -> tuple[Any, dict[str, Any]]:
@@ -324,13 +324,10 @@ def _describe(corpus: Any, config: Any, support: Any) -> tuple[dict[str, Any], d
     return about, source
 
 
-def _follow(
-    training: Any, run: Any, interrupts: Any, metrics: list[dict[str, Any]], log: Any
-) -> None:
+def _follow(training: Any, run: Any, interrupts: Any, log: Any) -> None:
     """Trains to the end or until interrupted, with a progress bar, metrics and checkpoints."""
     with progress_bar("Training", training.steps) as bar:
         for step in training:
-            metrics.append(step._asdict())
             stop = interrupts.asked is not None  # asked once: a signal may come at any line
             due = run.checkpoints.due(step.step) or stop
             try:
@@ -355,7 +352,7 @@ def _leave(run: Any, number: int) -> None:
     """Ends the program as a signal asked, and says how to go on."""
     last = run.checkpoints.newest() or 0
     warn(f"Stopped; hmmlm train --resume {run.folder} goes on after step {last:,}.")
-    raise typer.Exit(128 + number)
+    raise SystemExit(128 + number)
 
 
 def free_folder(path: Path) -> Path:

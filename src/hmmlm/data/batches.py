@@ -11,6 +11,9 @@ from torch import Tensor
 from hmmlm.data.shards import TokenArray
 from hmmlm.errors import InputError
 
+_SECTION = 1 << 20
+_CHUNK = 1 << 22
+
 
 class Batch(NamedTuple):
     """`restart` is True where the hidden chain starts afresh, from p(z1).
@@ -118,8 +121,11 @@ class Packed(_Batches):
     A sentence longer than `length` is cut into pieces that each restart. Packing is best-fit with
     the longest first; which sentences meet, and the order of rows, is drawn anew each epoch from
     (seed, epoch), or is the same every epoch without `shuffle`. `fill` is the share of places
-    that hold a token. Cost: O(sentences log sentences) time an epoch, about 60 bytes of memory a
-    sentence.
+    that hold a token.
+
+    A long text is packed in sections of 2^20 pieces, one section after the other in an order that
+    is drawn too; the last batch of a section may have fewer rows. Cost: O(pieces log pieces) time
+    an epoch and a pass over the tokens at the start; memory of a section, under 100 bytes a piece.
     """
 
     def __init__(
@@ -134,53 +140,116 @@ class Packed(_Batches):
         super().__init__(tokens, batch_size, length)
         self.seed = seed
         self.shuffle = shuffle
-        offsets = tokens.sentence_offsets()
-        sizes = np.diff(offsets, append=len(tokens))
-        pieces = -(-sizes // length)
-        within = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-        self._starts = np.repeat(offsets, pieces) + within * length
-        self._lengths = np.minimum(np.repeat(sizes, pieces) - within * length, length)
+        self._begins, self._counts = _sections(tokens, length)
         # How many rows there are depends on the lengths alone, so it is the same every epoch.
-        self._by_length = np.argsort(-self._lengths, kind="stable")
-        self._row_of = _best_fit(np.bincount(self._lengths, minlength=length + 1), length)
-        self.num_rows = int(self._row_of.max()) + 1
-        self.num_batches = -(-self.num_rows // batch_size)
-        self._plan_epoch = -1
+        rows = [int(_best_fit(counts, length).max()) + 1 for counts in self._counts]
+        self._section_rows = np.array(rows)
+        self._section_batches = -(-self._section_rows // batch_size)
+        self.num_rows = int(self._section_rows.sum())
+        self.num_batches = int(self._section_batches.sum())
+        self._loaded = self._ordered = -1
+        self._planned = (-1, -1)
 
     @property
     def fill(self) -> float:
         return len(self.tokens) / (self.num_rows * self.length)
 
-    def _plan(self, epoch: int) -> None:
-        """Which pieces lie in which row: row r holds pieces[ends[r - 1] : ends[r]]."""
-        if epoch == self._plan_epoch:
+    def _find(self, epoch: int, index: int) -> tuple[int, int]:
+        """The section of a batch of an epoch, and which of its batches it is."""
+        if epoch != self._ordered:
+            self._order = np.arange(len(self._begins))
+            if self.shuffle:
+                self._order = np.random.default_rng((self.seed, epoch)).permutation(self._order)
+            self._order_ends = np.cumsum(self._section_batches[self._order])
+            self._ordered = epoch
+        at = int(np.searchsorted(self._order_ends, index, side="right"))
+        section = int(self._order[at])
+        return section, index - int(self._order_ends[at] - self._section_batches[section])
+
+    def _load(self, section: int) -> None:
+        """Where the pieces of a section are, how long, and in which row, the longest first."""
+        if section == self._loaded:
             return
-        order, row_of = self._by_length, self._row_of
+        self._loaded = section
+        begin, end = [*self._begins, len(self.tokens)][section : section + 2]
+        starts, lengths = zip(*_pieces(self.tokens, begin, end, self.length), strict=True)
+        self._starts, self._lengths = np.concatenate(starts), np.concatenate(lengths)
+        self._row_of = _best_fit(self._counts[section], self.length)
+
+    def _plan(self, epoch: int, section: int) -> None:
+        """Which pieces lie in which row: row r holds pieces[ends[r - 1] : ends[r]]."""
+        if (epoch, section) == self._planned:
+            return
+        self._load(section)
+        order, row_of = np.arange(len(self._lengths)), self._row_of
+        num_rows = int(self._section_rows[section])
+        # The draw of a text of one section does not name the section.
+        key = (self.seed, epoch) if len(self._begins) == 1 else (self.seed, epoch, section + 1)
+        random = np.random.default_rng(key)
         if self.shuffle:
-            random = np.random.default_rng((self.seed, epoch))
-            shuffled = random.permutation(len(order))
-            order = shuffled[np.argsort(-self._lengths[shuffled], kind="stable")]
-            row_of = random.permutation(self.num_rows)[row_of]
-        self._pieces = order[np.argsort(row_of, kind="stable")]
-        self._row_ends = np.cumsum(np.bincount(row_of, minlength=self.num_rows))
-        self._plan_epoch = epoch
+            order = random.permutation(len(order))
+        order = order[np.argsort(-self._lengths[order], kind="stable")]
+        if self.shuffle:
+            row_of = random.permutation(num_rows)[row_of]
+        self._in_rows = order[np.argsort(row_of, kind="stable")]
+        self._row_ends = np.cumsum(np.bincount(row_of, minlength=num_rows))
+        self._planned = (epoch, section)
 
     def _batch(self, epoch: int, index: int) -> Batch:
-        self._plan(epoch)
+        section, index = self._find(epoch, index)
+        self._plan(epoch, section)
         first = index * self.batch_size
-        rows = min(self.batch_size, self.num_rows - first)
+        rows = min(self.batch_size, len(self._row_ends) - first)
         tokens = np.zeros((rows, self.length), dtype=np.int64)
         restart = np.zeros((rows, self.length), dtype=bool)
         lengths = np.zeros(rows, dtype=np.int64)
         for row in range(rows):
             end = self._row_ends[first + row]
             begin = self._row_ends[first + row - 1] if first + row else 0
-            for piece in self._pieces[begin:end]:
+            for piece in self._in_rows[begin:end]:
                 start, size, at = self._starts[piece], self._lengths[piece], lengths[row]
                 tokens[row, at : at + size] = self.tokens[int(start) : int(start + size)]
                 restart[row, at] = True
                 lengths[row] += size
         return _batch(tokens, lengths, restart)
+
+
+def _sections(tokens: TokenArray, length: int) -> tuple[list[int], list[np.ndarray]]:
+    """Where each section begins, and how many of its pieces have each length."""
+    begins: list[int] = []
+    counts: list[np.ndarray] = []
+    room = 0
+    for starts, lengths in _pieces(tokens, 0, len(tokens), length):
+        while len(lengths):
+            if not room:
+                begins.append(int(starts[0]))
+                counts.append(np.zeros(length + 1, dtype=np.int64))
+                room = _SECTION
+            taken = lengths[:room]
+            counts[-1] += np.bincount(taken, minlength=length + 1)
+            room -= len(taken)
+            starts, lengths = starts[len(taken) :], lengths[len(taken) :]
+    return begins, counts
+
+
+def _pieces(
+    tokens: TokenArray, begin: int, end: int, length: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Starts and lengths of the pieces from `begin`, where one starts, to `end`; some at a time."""
+    for start in range(begin, end, _CHUNK):
+        stop = min(start + _CHUNK, end)
+        ends = np.flatnonzero(tokens[start:stop] == tokens.eos_id) + start + 1
+        if stop == end and (not len(ends) or ends[-1] < end):
+            ends = np.append(ends, end)
+        # A sentence that goes on behind `stop` gives its whole pieces, and the rest later.
+        last = int(ends[-1]) if len(ends) else begin
+        ends = np.append(ends, last + (stop - last) // length * length)
+        sizes = np.diff(ends, prepend=begin)
+        pieces = -(-sizes // length)
+        within = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        starts = np.repeat(ends - sizes, pieces) + within * length
+        yield starts, np.minimum(np.repeat(sizes, pieces) - within * length, length)
+        begin = int(ends[-1])
 
 
 def _rows(

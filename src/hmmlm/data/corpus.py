@@ -8,8 +8,9 @@ import re
 import sys
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from hmmlm.errors import InputError
 
@@ -59,35 +60,95 @@ def read_lines(path: str | os.PathLike[str], *, empty_lines: str = "refuse") -> 
 
 
 def _lines(path: Path, empty_lines: str) -> Iterator[str]:
-    any_line, name = False, "Standard input" if path == STDIN else str(path)
+    any_line = False
     for number, raw in enumerate(_raw_lines(path), 1):
-        try:
-            line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"{name}, line {number:,}: byte 0x{error.object[error.start]:02x} is not UTF-8; "
-                f"convert the file first, for example: iconv -f LATIN1 -t UTF-8 {path} > new.txt"
-            ) from None
-        line = line.removesuffix("\n").removesuffix("\r")
+        for line in block_lines(Block(path, number, raw, 0, 0), empty_lines):
+            any_line = True
+            yield line
+    if not any_line:
+        refuse_empty(path)
+
+
+class Block(NamedTuple):
+    """Whole lines of a file: the first has this number, and the bytes end at `stop` of its text.
+
+    `read` bytes of the file itself were read so far, which are fewer where it is compressed.
+    """
+
+    path: Path
+    number: int
+    data: bytes
+    stop: int
+    read: int
+
+    @property
+    def next_number(self) -> int:
+        return self.number + self.data.count(b"\n")
+
+
+def read_blocks(path: Path, size: int, *, start: int = 0, number: int = 1) -> Iterator[Block]:
+    """The whole lines of a file, about `size` bytes of them at a time, from a line on.
+
+    That line starts at byte `start` of the text and has this `number`. Memory: a block.
+    """
+    with _opened(path) as (file, text):
+        if start:
+            text.seek(start)
+        while data := text.read(size):
+            data += text.readline()
+            start += len(data)
+            block = Block(path, number, data, start, file.tell() if file.seekable() else start)
+            yield block
+            number = block.next_number
+
+
+def block_lines(block: Block, empty_lines: str) -> list[str]:
+    """The lines of a block as `read_lines` gives them."""
+    data = block.data.removesuffix(b"\n")
+    try:
+        text = data.decode("utf-8-sig" if block.number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        number = block.number + error.object.count(b"\n", 0, error.start)
+        raise InputError(
+            f"{_name(block.path)}, line {number:,}: byte 0x{error.object[error.start]:02x} is not "
+            f"UTF-8; convert the file first, for example: iconv -f LATIN1 -t UTF-8 {block.path} "
+            "> new.txt"
+        ) from None
+    lines = []
+    for number, line in enumerate(text.split("\n"), block.number):
+        line = line.removesuffix("\r")
         if not line.strip():
             if empty_lines == "skip":
                 continue
             if empty_lines == "refuse":
                 raise InputError(
-                    f"{name}, line {number:,} is empty; --empty-lines keep makes it a sentence of "
-                    "only <eos>, --empty-lines skip drops it."
+                    f"{_name(block.path)}, line {number:,} is empty; --empty-lines keep makes it a "
+                    "sentence of only <eos>, --empty-lines skip drops it."
                 )
             line = ""
-        any_line = True
-        yield line
-    if not any_line:
-        raise InputError(f"{name} is empty; give at least one line of text.")
+        lines.append(line)
+    return lines
+
+
+def refuse_empty(path: Path) -> NoReturn:
+    raise InputError(f"{_name(path)} is empty; give at least one line of text.")
+
+
+def _name(path: Path) -> str:
+    return "Standard input" if path == STDIN else str(path)
 
 
 def _raw_lines(path: Path) -> Iterator[bytes]:
+    with _opened(path) as (_, text):
+        yield from text
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[io.BufferedReader, io.BufferedIOBase]]:
+    """A file as it is on disk, and its text."""
     try:
         with _open(path) as file:
-            yield from file
+            yield file, _text_of(file, path.suffix)
     except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(
             f"{path} is not a whole {path.suffix} file ({str(error).rstrip('.')}); copy or "
@@ -95,15 +156,17 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
         ) from None
 
 
-def _open(path: Path) -> io.BufferedIOBase:
+def _open(path: Path) -> io.BufferedReader:
     if path == STDIN:
         # Closing this one leaves standard input itself open.
         return open(sys.stdin.fileno(), "rb", closefd=False)
-    if path.suffix == ".xz":
-        return lzma.open(path, "rb")
-    if path.suffix == ".gz":
-        return gzip.open(path, "rb")
     return path.open("rb")
+
+
+def _text_of(file: io.BufferedReader, suffix: str) -> io.BufferedIOBase:
+    if suffix == ".xz":
+        return lzma.LZMAFile(file)
+    return gzip.GzipFile(fileobj=file) if suffix == ".gz" else file
 
 
 def find_splits(path: str | os.PathLike[str]) -> TextSplits:

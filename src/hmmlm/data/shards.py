@@ -2,12 +2,12 @@
 
 import hashlib
 import json
+import mmap
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -17,19 +17,24 @@ from hmmlm.storage import new_folder
 
 FORMAT = "hmmlm-corpus-1"
 _COUNTS = ("tokens", "sentences", "unknown")
+SHARD_TOKENS = 1 << 26
 _CHUNK = 1 << 22
+_READ_AT_ONCE = 1 << 24  # tokens whose pages may stay mapped
+_READ_AROUND = 1 << 14  # tokens of the pages that the system maps along with one
 
 
 class TokenArray:
     """A read-only sequence of token ids over one or more arrays, usually memory-mapped.
 
-    `len()`; `[a:b]` copies that stretch as int64, `[i]` is one id. Memory: what is asked for.
+    `len()`; `[a:b]` copies that stretch as int64, `[i]` is one id. Memory: what is asked for, and
+    up to 64 MiB of mapped pages.
     """
 
     def __init__(self, parts: Sequence[np.ndarray], *, eos_id: int) -> None:
         self._parts = list(parts)
         self._ends = np.cumsum([len(part) for part in self._parts], dtype=np.int64)
         self.eos_id = eos_id
+        self._read = 0
 
     @classmethod
     def from_ids(cls, ids: Sequence[int] | np.ndarray, *, eos_id: int) -> "TokenArray":
@@ -62,7 +67,19 @@ class TokenArray:
             end = min(stop, int(self._ends[part]))
             found.append(self._parts[part][start - begin : end - begin])
             start, part = end, part + 1
-        return np.concatenate(found, dtype=np.int64)
+        ids = np.concatenate(found, dtype=np.int64)
+        self._forget_pages(len(ids))
+        return ids
+
+    def _forget_pages(self, tokens: int) -> None:
+        """Gives mapped pages back once many were read; without it a whole text ends in memory."""
+        self._read += tokens + _READ_AROUND
+        if self._read < _READ_AT_ONCE or not hasattr(mmap, "MADV_DONTNEED"):  # not everywhere
+            return
+        self._read = 0
+        for part in self._parts:
+            if isinstance(part, np.memmap):
+                part._mmap.madvise(mmap.MADV_DONTNEED)  # pyright: ignore[reportAttributeAccessIssue]
 
     def sentence_offsets(self) -> np.ndarray:
         """Where each sentence starts: 0 and behind every `<eos>` but a last one, int64.
@@ -120,7 +137,7 @@ class Corpus:
                 path = folder / shard["file"]
                 parts.append(_map_shard(path, shard["tokens"], dtype))
                 if verify:
-                    _verify(path, parts[-1], shard["sha256"], tokenizer.vocab_size)
+                    _verify(path, dtype, shard["sha256"], tokenizer.vocab_size)
             arrays[name] = TokenArray(parts, eos_id=tokenizer.eos_id)
             splits[name] = {key: split[key] for key in _COUNTS}
         return cls(folder, tokenizer, splits, arrays)
@@ -149,34 +166,117 @@ def write_corpus(
     tokenizer: Tokenizer,
     splits: Mapping[str, Iterable[str]],
     *,
-    shard_tokens: int = 1 << 26,
-    progress: Callable[[str, int], None] | None = None,
+    shard_tokens: int = SHARD_TOKENS,
 ) -> dict[str, Any]:
     """Encode the lines of each split into a new folder; nothing is left there after an error.
 
-    `progress(split, tokens so far)` is called after each stretch written. Returns
-    {"splits": {name: {"tokens", "sentences", "unknown"}}, "vocab"}. Memory: under 200
+    Returns {"splits": {name: {"tokens", "sentences", "unknown"}}, "vocab"}. Memory: under 200
     megabytes, whatever the size of the text.
     """
     if shard_tokens < 1:
         raise InputError(f"shard_tokens is {shard_tokens:,} but must be at least 1.")
-    index: dict[str, Any] = {
+    with new_folder(folder) as temporary:
+        tokenizer.save(temporary / "tokenizer.json")
+        written = {}
+        for name, lines in splits.items():
+            with ShardWriter(temporary, name, tokenizer, shard_tokens=shard_tokens) as shards:
+                for ids in tokenizer.encode_stretches(lines):
+                    shards.add(ids)
+            if not shards.written["tokens"]:
+                raise InputError(f"The split {name!r} has no text; give it at least one line.")
+            written[name] = shards.written
+        return write_index(temporary, tokenizer, written)
+
+
+def write_index(folder: Path, tokenizer: Tokenizer, splits: dict[str, Any]) -> dict[str, Any]:
+    """The corpus.json of splits that a `ShardWriter` wrote; returns what `write_corpus` does."""
+    index = {
         "format": FORMAT,
-        "dtype": "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32",
+        "dtype": token_type(tokenizer),
         "eos_id": tokenizer.eos_id,
         "vocab_size": tokenizer.vocab_size,
         "vocabulary_hash": tokenizer.hash,
-        "splits": {},
+        "splits": splits,
     }
-    with new_folder(folder) as temporary:
-        tokenizer.save(temporary / "tokenizer.json")
-        for name, lines in splits.items():
-            index["splits"][name] = _write_split(
-                temporary, name, tokenizer, lines, index["dtype"], shard_tokens, progress
-            )
-        (temporary / "corpus.json").write_text(json.dumps(index, indent=1) + "\n")
-    counts = {name: {key: split[key] for key in _COUNTS} for name, split in index["splits"].items()}
+    (folder / "corpus.json").write_text(json.dumps(index, indent=1) + "\n")
+    counts = {name: {key: split[key] for key in _COUNTS} for name, split in splits.items()}
     return {"splits": counts, "vocab": tokenizer.vocab_size}
+
+
+def token_type(tokenizer: Tokenizer) -> str:
+    return "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
+
+
+class ShardWriter:
+    """Appends token ids to the shards of one split, all but the last of `shard_tokens`.
+
+    `written` says what is there: {"tokens", "sentences", "unknown", "shards"}. Given it again, the
+    writer goes on from there, and forgets what the files have beyond it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        tokenizer: Tokenizer,
+        *,
+        written: dict[str, Any] | None = None,
+        shard_tokens: int = SHARD_TOKENS,
+    ) -> None:
+        self.written: dict[str, Any] = written or {**dict.fromkeys(_COUNTS, 0), "shards": []}
+        self._folder, self._name, self._tokenizer = folder, name, tokenizer
+        self._dtype = np.dtype(token_type(tokenizer)).newbyteorder("<")
+        self._shard_tokens = shard_tokens
+        self._file: IO[bytes] | None = None
+        self._checksum = hashlib.sha256()
+        if self.written["shards"]:
+            last = self.written["shards"][-1]
+            size = last["tokens"] * self._dtype.itemsize
+            self._checksum = hash_file(folder / last["file"], size)
+            file = (folder / last["file"]).open("r+b")
+            file.truncate(size)
+            file.seek(size)
+            self._file = file
+
+    def __enter__(self) -> "ShardWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def add(self, ids: np.ndarray) -> None:
+        """Writes the ids, out of this process at once, and counts them."""
+        counts, shards = self.written, self.written["shards"]
+        counts["sentences"] += int(np.count_nonzero(ids == self._tokenizer.eos_id))
+        if self._tokenizer.unk_id is not None:
+            counts["unknown"] += int(np.count_nonzero(ids == self._tokenizer.unk_id))
+        counts["tokens"] += len(ids)
+        while len(ids):
+            file = self._file
+            if file is None or shards[-1]["tokens"] == self._shard_tokens:
+                self.__exit__()
+                shards.append({"file": f"{self._name}-{len(shards):05d}.bin", "tokens": 0})
+                self._file = file = (self._folder / shards[-1]["file"]).open("wb")
+                self._checksum = hashlib.sha256()
+            size = min(len(ids), self._shard_tokens - shards[-1]["tokens"])
+            data = ids[:size].astype(self._dtype).tobytes()
+            file.write(data)
+            file.flush()
+            self._checksum.update(data)
+            shards[-1]["tokens"] += size
+            shards[-1]["sha256"] = self._checksum.hexdigest()
+            ids = ids[size:]
+
+
+def hash_file(path: Path, size: int) -> "hashlib._Hash":
+    """SHA-256 of the first bytes of a file."""
+    checksum = hashlib.sha256()
+    with path.open("rb") as file:
+        while size and (data := file.read(min(size, _CHUNK))):
+            checksum.update(data)
+            size -= len(data)
+    return checksum
 
 
 def check_vocabulary(corpus: Corpus | str, tokenizer: Tokenizer) -> None:
@@ -190,58 +290,6 @@ def check_vocabulary(corpus: Corpus | str, tokenizer: Tokenizer) -> None:
             f"({tokenizer.vocab_size:,} tokens, hash {tokenizer.hash[:12]}); prepare the text "
             "again with the model's tokenizer.json."
         )
-
-
-def _write_split(
-    folder: Path,
-    name: str,
-    tokenizer: Tokenizer,
-    lines: Iterable[str],
-    dtype: str,
-    shard_tokens: int,
-    progress: Callable[[str, int], None] | None,
-) -> dict[str, Any]:
-    shards: list[dict[str, Any]] = []
-    sentences = unknown = tokens = 0
-    with ExitStack() as stack:
-        file, checksum = None, hashlib.sha256()
-        for ids in _stretches(tokenizer.encode_lines(lines)):
-            sentences += int(np.count_nonzero(ids == tokenizer.eos_id))
-            if tokenizer.unk_id is not None:
-                unknown += int(np.count_nonzero(ids == tokenizer.unk_id))
-            at = 0
-            while at < len(ids):
-                if file is None or shards[-1]["tokens"] == shard_tokens:
-                    stack.close()
-                    shards.append({"file": f"{name}-{len(shards):05d}.bin", "tokens": 0})
-                    file = stack.enter_context((folder / shards[-1]["file"]).open("wb"))
-                    checksum = hashlib.sha256()
-                size = min(len(ids) - at, shard_tokens - shards[-1]["tokens"])
-                data = ids[at : at + size].astype(np.dtype(dtype).newbyteorder("<")).tobytes()
-                file.write(data)
-                checksum.update(data)
-                shards[-1]["tokens"] += size
-                shards[-1]["sha256"] = checksum.hexdigest()
-                at += size
-            tokens += len(ids)
-            if progress is not None:
-                progress(name, tokens)
-    if not tokens:
-        raise InputError(f"The split {name!r} has no text; give it at least one line.")
-    return {"tokens": tokens, "sentences": sentences, "unknown": unknown, "shards": shards}
-
-
-def _stretches(arrays: Iterable[np.ndarray]) -> Iterable[np.ndarray]:
-    """The same ids joined into stretches of about a megabyte, so that writes are few."""
-    held, size = [], 0
-    for ids in arrays:
-        held.append(ids)
-        size += len(ids)
-        if size >= 1 << 17:
-            yield np.concatenate(held)
-            held, size = [], 0
-    if held:
-        yield np.concatenate(held)
 
 
 def _read_index(folder: Path) -> dict[str, Any]:
@@ -284,13 +332,13 @@ def _map_shard(path: Path, tokens: int, dtype: np.dtype) -> np.ndarray:
         ) from None
 
 
-def _verify(path: Path, part: np.ndarray, sha256: str, vocab_size: int) -> None:
+def _verify(path: Path, dtype: np.dtype, sha256: str, vocab_size: int) -> None:
     checksum = hashlib.sha256()
     largest = 0
-    for start in range(0, len(part), _CHUNK):
-        chunk = part[start : start + _CHUNK]
-        checksum.update(chunk.data)
-        largest = max(largest, int(chunk.max()))
+    with path.open("rb") as file:  # not through the mapping, whose pages would stay in memory
+        while data := file.read(_CHUNK * dtype.itemsize):
+            checksum.update(data)
+            largest = max(largest, int(np.frombuffer(data, dtype).max()))
     if checksum.hexdigest() != sha256:
         raise InputError(
             f"{path} has changed since it was written (sha256 {checksum.hexdigest()[:12]}, not "

@@ -6,6 +6,8 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +162,31 @@ class Tokenizer:
         for group in _groups(lines):
             for encoding in self._encode(group, add_special_tokens=True):
                 yield np.array(encoding.ids, dtype=np.int64)
+
+    def encode_stretches(self, lines: Iterable[str]) -> Iterator[np.ndarray]:
+        """The same ids joined, those of a quarter of a megabyte of text at a time."""
+        for group in _groups(lines):
+            if self._word_ids is None:
+                encoded = self._encode(group, add_special_tokens=True)
+                yield np.concatenate([np.array(line.ids, dtype=np.int64) for line in encoded])
+            else:
+                words = "".join(f"{line} <eos> " for line in group).split()
+                ids = map(self._word_ids.get, words, repeat(self.unk_id))
+                yield np.fromiter(ids, np.int64, len(words))
+
+    @cached_property
+    def _word_ids(self) -> dict[str, int] | None:
+        """The vocabulary, where encoding is no more than looking up what `str.split()` gives."""
+        spec, model = self._spec, self._spec["model"]
+        plain = (
+            model.get("type") == "WordLevel"
+            and spec.get("pre_tokenizer") == _SPLIT_LIKE_PYTHON
+            and not spec.get("normalizer")
+            and not spec.get("added_tokens")
+            and model["vocab"].get("<eos>") == self.eos_id
+            and self.unk_id is not None
+        )
+        return model["vocab"] if plain else None
 
     def _encode(self, lines: list[str], *, add_special_tokens: bool) -> list[tokenizers.Encoding]:
         try:

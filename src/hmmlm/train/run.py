@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import math
 import os
 import shutil
 import signal
@@ -54,28 +55,30 @@ class Run:
         with (self.folder / METRICS).open("ab", buffering=0) as file:
             file.write(json_line(step._asdict()).encode())
 
-    def metrics(self, last: int) -> list[dict[str, Any]]:
-        """The metrics up to a step; later ones, of steps after the last checkpoint, are dropped."""
+    def cut_metrics(self, last: int) -> None:
+        """Drops the metrics of steps after `last`, which a run that goes on from there repeats."""
         path = self.folder / METRICS
         if not path.exists():
-            return []
-        lines = []
-        for text in path.read_text(encoding="utf-8").splitlines():
-            try:
-                line = json.loads(text)
-            except ValueError:  # half written
-                continue
-            if line["step"] <= last:
-                lines.append(line)
-        with new_file(path) as temporary:
-            temporary.write_text("".join(json_line(line) for line in lines), encoding="utf-8")
-        return lines
+            return
+        with (
+            path.open(encoding="utf-8") as lines,
+            new_file(path) as temporary,
+            temporary.open("w", encoding="utf-8") as kept,
+        ):
+            kept.writelines(line for line in lines if _step(line) <= last)
 
     def finish(self) -> None:
         """Removes what only an unfinished run needs."""
         (self.folder / RUN).unlink()
         self.checkpoints.remove()
         (self.folder / LOCK).unlink()
+
+
+def _step(line: str) -> int | float:
+    try:
+        return json.loads(line)["step"]
+    except ValueError:  # half written
+        return math.inf
 
 
 @contextmanager
