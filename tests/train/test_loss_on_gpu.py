@@ -42,3 +42,25 @@ def test_loss_and_gradient(name: str, blocks: int, rate: float) -> None:
     assert len(gradients[0]) == len(gradients[1]) > 0
     for ours, truth in zip(gradients[1], gradients[0], strict=True):
         torch.testing.assert_close(ours, truth, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["lowrank", "mlp", "transformer"])
+@pytest.mark.parametrize("blocks", [1, 4])
+def test_mixed_precision(name: str, blocks: int) -> None:
+    support = Support.from_clusters(torch.arange(300) % blocks, 64 // blocks)
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(300, (4, 20), generator=generator)
+    batch = Batch(tokens, torch.full((4,), 20), torch.zeros(4, 20, dtype=torch.bool), 80)
+    start = torch.Generator().manual_seed(0)
+    exact = SETTINGS[name].build(support, generator=start, dtype=torch.float64)
+    model = SETTINGS[name].build(support, generator=start)
+    model.load_state_dict(exact.state_dict())
+    wanted = HmmLoss(exact, support)(batch, 0.0)
+    model.to("cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        hmm = model()
+        found = HmmLoss(model, support)(batch, 0.0)
+    found.backward()
+    assert hmm.detach().transitions.row_error(torch.arange(64, device="cuda")) < 1e-5
+    assert float(found.detach()) == pytest.approx(float(wanted.detach()), rel=1e-3)
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
