@@ -56,8 +56,10 @@ def train(
     ] = None,
     kind: Annotated[
         str | None,
-        typer.Option(
-            help="The parameterisation: scalar, lowrank, mlp or transformer.", metavar="KIND"
+        typer.Option(  # its name said: some versions of typer take a metavar like it instead
+            "--kind",
+            help="The parameterisation: scalar, lowrank, mlp or transformer.",
+            metavar="KIND",
         ),
     ] = None,
     states: Annotated[
