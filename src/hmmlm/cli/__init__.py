@@ -51,12 +51,20 @@ def main() -> None:
         if sentence is None:
             raise
         _give_up_output()
-        if sentence:
+        if sentence and _speaks():
             print(f"hmmlm: {sentence}", file=sys.stderr)
         sys.exit(2)
-    if status == STOPPED:
+    if status == STOPPED and _speaks():
         print("hmmlm: stopped.", file=sys.stderr)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _speaks() -> bool:
+    """Whether to tell of an error: ranks that have not joined see the same, and the first tells."""
+    if os.environ.get("RANK", "0") == "0" or "LOCAL_RANK" not in os.environ:
+        return True
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.distributed.is_initialized()
 
 
 def _give_up_output() -> None:

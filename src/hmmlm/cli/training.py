@@ -3,6 +3,7 @@
 import tempfile
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ from hmmlm.cli.clustering import Method, blocks_support
 from hmmlm.cli.output import (
     Device,
     Json,
+    mute,
     pick_device,
     positive,
     print_json,
@@ -102,15 +104,12 @@ def train(
 
     If there is validation text, the model that was best on it is kept. Words are clustered into
     blocks first; the clusters are kept in the corpus' folder. Settings come from run.toml, then
-    from the options.
+    from the options. Processes started by torchrun train one model together.
     """
-    from hmmlm.train.config import make_config, override, read_config
+    from hmmlm.data.batches import own_rows
+    from hmmlm.train.distributed import join
 
-    if out is not None:
-        refuse_existing(out)
-    tables: dict[str, Any] = {}
-    if source is not None and source.suffix == ".toml":
-        tables, source = read_config(source), None
+    run = source if source is not None and source.suffix == ".toml" else None
     named = {
         "model.kind": kind,
         "model.states": states,
@@ -125,24 +124,48 @@ def train(
         "train.seed": seed,
         "data.batch_size": batch_size,
         "data.length": length,
-        "data.corpus": None if source is None else str(source),
+        "data.corpus": None if source is None or run is not None else str(source),
         "data.text": None if text is None else str(text),
     }
-    tables = override(tables, set or [])
-    for name, value in named.items():
-        if value is not None:
-            table, _, key = name.partition(".")
-            tables.setdefault(table, {})[key] = value
-    config = make_config(tables)
-    place = pick_device(device)
     with ExitStack() as stack:
+        ranks = stack.enter_context(join(pick_device(device)))
+        if ranks.rank:
+            mute()
+        elif out is not None:
+            refuse_existing(out)
+        config = _configure(run, set or [], named)
+        own_rows(config.data.batch_size, ranks.rank, ranks.ranks)
         corpus, name = _open(config, stack)
-        folder = free_folder(Path("runs") / name) if out is None else refuse_existing(out)
-        result = fit(corpus, folder, config, device=place)
+        ranks.agree(_facts(config, corpus))
+        choose = free_folder if out is None else refuse_existing
+        folder = ranks.once(choose, out or Path("runs") / name)
+        result = fit(corpus, folder, config, device=ranks.device, ranks=ranks)
     best = "" if result["val"] is None else f", validation perplexity {result['val']:.2f}"
     say(f"{result['steps']:,} steps in {result['seconds']:.1f} s{best}; wrote {folder}")
     if json:
         print_json(result)
+
+
+def _configure(run: Path | None, changes: list[str], named: dict[str, Any]) -> Any:
+    """The configuration of a file, with the changes made to it and the options over all."""
+    from hmmlm.train.config import make_config, override, read_config
+
+    tables = override({} if run is None else read_config(run), changes)
+    for name, value in named.items():
+        if value is not None:
+            table, _, key = name.partition(".")
+            tables.setdefault(table, {})[key] = value
+    return make_config(tables)
+
+
+def _facts(config: Any, corpus: Any) -> dict[str, Any]:
+    """What must be the same on all ranks; files may have other places on other machines."""
+    tables = config.as_tables().items()
+    facts = {f"{name}.{key}": value for name, keys in tables for key, value in keys.items()}
+    for path in ("data.corpus", "data.text", "model.clusters"):
+        facts.pop(path, None)
+    words = corpus.tokenizer.hash[:12]
+    return {**facts, "the vocabulary": words, "the corpus' checksum": corpus.checksum[:12]}
 
 
 def _open(config: Any, stack: ExitStack) -> tuple[Any, str]:
@@ -181,8 +204,13 @@ def _open(config: Any, stack: ExitStack) -> tuple[Any, str]:
     return Corpus.open(scratch), path.absolute().name.split(".")[0]
 
 
-def fit(corpus: Any, out: Path, config: Any, *, device: str, indent: int = 0) -> dict[str, Any]:
-    """Trains on an opened corpus with a progress bar, and writes the model."""
+def fit(
+    corpus: Any, out: Path, config: Any, *, device: str, indent: int = 0, ranks: Any = None
+) -> dict[str, Any]:
+    """Trains on an opened corpus with a progress bar, and writes the model.
+
+    Of several ranks the first one makes the blocks, validates and writes.
+    """
     import torch
 
     from hmmlm.baselines.ngram import Unigram
@@ -190,15 +218,19 @@ def fit(corpus: Any, out: Path, config: Any, *, device: str, indent: int = 0) ->
     from hmmlm.model import Model
     from hmmlm.support import Support
     from hmmlm.train.config import make_batches, with_sizes
+    from hmmlm.train.distributed import ONE
     from hmmlm.train.estimate import estimate as cost_of
+    from hmmlm.train.loop import Diverged
     from hmmlm.train.loss import HmmLoss
     from hmmlm.train.sgd import train as train_loop
 
+    ranks = ranks or ONE
     tokens, words = corpus.split("train"), corpus.tokenizer
     config, reason = with_sizes(config, len(tokens), words.vocab_size)
     facts: dict[str, Any] = {}
     if config.model.blocks or config.model.clusters:
-        support, facts["blocks"] = blocks_support(
+        make = partial(
+            blocks_support,
             corpus,
             config.model.states,
             blocks=config.model.blocks or None,
@@ -207,6 +239,7 @@ def fit(corpus: Any, out: Path, config: Any, *, device: str, indent: int = 0) ->
             like_hmm_lm=config.model.like_hmm_lm,
             indent=indent,
         )
+        support, facts["blocks"] = ranks.once(make)
     else:
         support = Support.dense(words.vocab_size, config.model.states)
     cost = cost_of(config, words.vocab_size)
@@ -216,11 +249,15 @@ def fit(corpus: Any, out: Path, config: Any, *, device: str, indent: int = 0) ->
         f"{cost.total_flops / 1e9:,.1f} GFLOP a step",
         indent=indent,
     )
-    check_space(out, cost.file_bytes)
+    if ranks.ranks > 1:
+        rows = config.data.batch_size // ranks.ranks
+        say(f"{ranks.ranks:,} ranks, each {rows:,} rows of a batch", indent=indent)
+    ranks.once(check_space, out, cost.file_bytes)
     generator = torch.Generator().manual_seed(config.seed)
-    frequency = Unigram(tokens, words.vocab_size).log_probs.exp().float()
+    unigram = ranks.once(lambda: Unigram(tokens, words.vocab_size).log_probs)
+    frequency = unigram.exp().float()
     model = config.params.build(support, word_probs=frequency, generator=generator).to(device)
-    batches = make_batches(config, tokens)
+    batches = make_batches(config, tokens, ranks)
     loss = HmmLoss(
         model,
         support,
@@ -228,6 +265,7 @@ def fit(corpus: Any, out: Path, config: Any, *, device: str, indent: int = 0) ->
         carry=config.data.layout == "streams",
         reset_id=words.eos_id if config.data.reset else None,
         seed=config.seed,
+        ranks=ranks,
     )
     mode = "streaming" if config.data.layout == "streams" and not config.data.reset else "sentence"
 
@@ -246,7 +284,8 @@ def fit(corpus: Any, out: Path, config: Any, *, device: str, indent: int = 0) ->
                 loss,
                 batches,
                 settings=config.train,
-                evaluate=validate if "valid" in corpus.splits else None,
+                evaluate=partial(ranks.once, validate) if "valid" in corpus.splits else None,
+                ranks=ranks,
             ):
                 metrics.append(step._asdict())
                 if step.val is not None and (best is None or step.val < best):
@@ -257,19 +296,24 @@ def fit(corpus: Any, out: Path, config: Any, *, device: str, indent: int = 0) ->
                 details += "" if best is None else f", best on validation {best:.1f}"
                 bar.update(bar.task_ids[0], completed=step.step, details=details)
         except InputError as error:
-            if not metrics:
+            # What one rank alone has met ends it at once: the others wait elsewhere.
+            if not metrics or (ranks.ranks > 1 and not isinstance(error, Diverged)):
                 raise
             trouble = error
     seconds = time.perf_counter() - began
-    with torch.no_grad():
-        whole_model = model().to("cpu")
-    about = {"training": {**config.as_tables(), "device": device}, **facts}
-    try:
-        Model(whole_model, words, about).save(out, metrics=metrics)
-    except (InputError, OSError) as error:
-        raise InputError(
-            f"Training ended after {seconds:.0f} s, but its model is lost: {error}"
-        ) from error
+
+    def write() -> None:
+        with torch.no_grad():
+            whole_model = model().to("cpu")
+        about = {"training": {**config.as_tables(), "device": device}, **facts}
+        try:
+            Model(whole_model, words, about).save(out, metrics=metrics)
+        except (InputError, OSError) as error:
+            raise InputError(
+                f"Training ended after {seconds:.0f} s, but its model is lost: {error}"
+            ) from error
+
+    ranks.once(write)
     if trouble is not None:
         raise InputError(f"{trouble} The model was written to {out}.") from trouble
     return {"folder": str(out), "steps": len(metrics), "seconds": round(seconds, 3), "val": best}

@@ -125,6 +125,11 @@ class Corpus:
             splits[name] = {key: split[key] for key in _COUNTS}
         return cls(folder, tokenizer, splits, arrays)
 
+    @property
+    def checksum(self) -> str:
+        """A hash of all there is: that of the index, which has those of its shards and words."""
+        return hashlib.sha256((self.folder / "corpus.json").read_bytes()).hexdigest()
+
     def split(self, name: str) -> TokenArray:
         """The tokens of one split."""
         if name not in self._arrays:

@@ -15,6 +15,7 @@ from hmmlm.data.batches import Packed, Streams, Windows
 from hmmlm.data.shards import TokenArray
 from hmmlm.errors import InputError
 from hmmlm.params import lowrank, mlp, scalar, transformer
+from hmmlm.train.distributed import ONE, Ranks
 from hmmlm.train.loop import TrainSettings
 from hmmlm.train.loss import Dropout
 
@@ -211,12 +212,16 @@ def with_sizes(config: Config, tokens: int, vocab_size: int) -> tuple[Config, st
     return dataclasses.replace(config, model=chosen), reason
 
 
-def make_batches(config: Config, tokens: TokenArray) -> Packed | Streams | Windows:
-    """The batches of a configuration."""
+def make_batches(
+    config: Config, tokens: TokenArray, ranks: Ranks = ONE
+) -> Packed | Streams | Windows:
+    """The batches of a configuration, or this rank's rows of them."""
     size, length = config.data.batch_size, config.data.length
+    rank, number = ranks.rank, ranks.ranks
     if config.data.layout == "packed":
-        return Packed(tokens, size, length, seed=config.seed)
-    return (Streams if config.data.layout == "streams" else Windows)(tokens, size, length)
+        return Packed(tokens, size, length, seed=config.seed, rank=rank, ranks=number)
+    layout = Streams if config.data.layout == "streams" else Windows
+    return layout(tokens, size, length, rank=rank, ranks=number)
 
 
 def _take(cls: Any, table: Mapping[str, Any], where: str, known: list[Any]) -> Any:
