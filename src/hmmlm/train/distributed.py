@@ -1,6 +1,7 @@
 """Processes that train one model together, each a rank, as torchrun starts them."""
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -112,6 +113,9 @@ def join(device: str) -> Iterator[Ranks]:
                 f"({reason}); torchrun's report says how it ended."
             ) from error
         raise
+    finally:
+        # gloo's threads need the interpreter to drop what they sent, and abort if it is ending.
+        time.sleep(0.1)
     dist.destroy_process_group()
 
 
