@@ -1,9 +1,11 @@
 """Two ranks give what one gives with the same batches, and end together when one of them fails."""
 
+import itertools
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,10 @@ import ranks
 from commands import SOURCE, Answer, made_up_lines, run_command
 from hmmlm.data.batches import Packed, own_rows
 from hmmlm.errors import InputError
-from hmmlm.train.distributed import ONE, join
+from hmmlm.params import lowrank, mlp, scalar, transformer
+from hmmlm.support import Support
+from hmmlm.train.distributed import ONE, join, own_device
+from hmmlm.train.loss import Dropout, HmmLoss
 from ranks import CASES, STOP, make_batches, run
 
 
@@ -130,14 +135,39 @@ def test_ranks_share_the_rows_of_every_batch(layout, number):
     assert bool(without) == (number > 1)  # the last batch is short in all layouts
 
 
+def every_kind() -> Iterator[Any]:
+    """Every way to put a parameterisation together."""
+
+    def choices(*names: str) -> Iterator[dict[str, bool]]:
+        for values in itertools.product([False, True], repeat=len(names)):
+            yield dict(zip(names, values, strict=True))
+
+    yield scalar.Settings()
+    for given in choices("shared", "factor_init", "factor_trans", "factor_emit", "composed"):
+        yield lowrank.Settings(width=4, **given)
+    for start, given in itertools.product(
+        ("network", "linear"), choices("split", "monolithic", "destination", "composed")
+    ):
+        yield mlp.Settings(width=4, start=start, **given)
+        yield transformer.Settings(width=4, depth=1, heads=2, start=start, **given)
+
+
+def test_every_parameter_has_a_gradient_in_every_step():
+    """Gradients of a step go round together, so none may be missing."""
+    support = Support.from_clusters(ranks.BLOCKS, 3)
+    *_, full, nothing = make_batches("packed", 1, 2)
+    assert full.num_tokens and not nothing.num_tokens
+    for settings, batch in itertools.product(every_kind(), (full, nothing)):
+        model = settings.build(support, generator=torch.Generator(), dtype=torch.float64)
+        HmmLoss(model, support, dropout=Dropout(0.5))(batch, 0.0).backward()
+        sizes = {key: p.grad.abs().max() for key, p in model.named_parameters() if p.numel()}
+        assert batch.num_tokens or max(sizes.values()) < 1e-12, settings
+
+
 def test_rows_that_cannot_be_shared_equally_are_refused():
-    with pytest.raises(
-        InputError, match=r"batch_size is 10, which 4 .*; use 8 or 12\."
-    ):
+    with pytest.raises(InputError, match=r"batch_size is 10, which 4 .*; use 8 or 12\."):
         Packed(ranks.tokens(), 10, 64, rank=1, ranks=4)
-    with pytest.raises(
-        InputError, match=r"batch_size is 3, which 4 ranks .*; use 4\."
-    ):
+    with pytest.raises(InputError, match=r"batch_size is 3, which 4 ranks .*; use 4\."):
         own_rows(3, 0, 4)
 
 
@@ -153,6 +183,26 @@ def test_without_torchrun_there_is_one_rank(monkeypatch):
     with pytest.raises(InputError, match="WORLD_SIZE is 2 but RANK is not set"), join("cpu"):
         pass
     assert ONE.ranks == 1
+
+
+def test_each_rank_has_a_gpu_of_its_own(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert own_device("cpu", 5) == "cpu"
+    assert own_device("cuda", 1) == "cuda:1" and chosen == [1]
+    with pytest.raises(InputError, match="more than 2 ranks on this machine but torch finds 2 GPU"):
+        own_device("cuda", 2)
+    with pytest.raises(InputError, match="The device is cuda:1 but several ranks would share it"):
+        own_device("cuda:1", 0)
+
+
+def test_a_wrong_option_is_told_by_the_first_rank(monkeypatch, tmp_path):
+    for rank, told in (("0", 1), ("1", 0)):
+        for name, value in (("WORLD_SIZE", "2"), ("RANK", rank), ("LOCAL_RANK", rank)):
+            monkeypatch.setenv(name, value)
+        answer = run_command("train", "--nonsense", cwd=tmp_path)
+        assert answer.status == 2 and len(lines_of_ours(answer)) == told
 
 
 @pytest.fixture(scope="module")

@@ -101,7 +101,7 @@ def join(device: str) -> Iterator[Ranks]:
         # Small things go by the CPU: a rank that waits there for rank 0 keeps no GPU busy.
         backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
         dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=PATIENCE)
-        yield Ranks(rank, ranks, _own_device(device, local))
+        yield Ranks(rank, ranks, own_device(device, local))
     except BaseException as error:
         # The group is not destroyed: that would wait for ranks that wait for this one.
         if not _is_first_to_fail(store):
@@ -119,7 +119,8 @@ def join(device: str) -> Iterator[Ranks]:
     dist.destroy_process_group()
 
 
-def _own_device(device: str, local: int) -> str:
+def own_device(device: str, local: int) -> str:
+    """The device of the rank with a number on its machine, made the current one."""
     if device == "cpu":
         return device
     if device != "cuda":
