@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+import time
 
 import typer
 
@@ -51,20 +52,22 @@ def main() -> None:
         if sentence is None:
             raise
         _give_up_output()
-        if sentence and _speaks():
-            print(f"hmmlm: {sentence}", file=sys.stderr)
+        if sentence:
+            _tell(sentence)
         sys.exit(2)
-    if status == STOPPED and _speaks():
-        print("hmmlm: stopped.", file=sys.stderr)
+    if status == STOPPED:
+        _tell("stopped.")
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _speaks() -> bool:
-    """Whether to tell of an error: ranks that have not joined see the same, and the first tells."""
-    if os.environ.get("RANK", "0") == "0" or "LOCAL_RANK" not in os.environ:
-        return True
+def _tell(sentence: str) -> None:
+    """Prints an error; ranks that have not joined yet see the same one, and the first tells it."""
     torch = sys.modules.get("torch")
-    return torch is not None and torch.distributed.is_initialized()
+    joined = torch is not None and torch.distributed.is_initialized()
+    if os.environ.get("RANK", "0") == "0" or "LOCAL_RANK" not in os.environ or joined:
+        print(f"hmmlm: {sentence}", file=sys.stderr)
+    else:
+        time.sleep(2.0)  # torchrun ends all ranks when one ends, also one that is about to tell
 
 
 def _give_up_output() -> None:

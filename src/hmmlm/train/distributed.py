@@ -105,6 +105,8 @@ def join(device: str) -> Iterator[Ranks]:
     except BaseException as error:
         # The group is not destroyed: that would wait for ranks that wait for this one.
         if not _is_first_to_fail(store):
+            # torchrun ends all ranks when one ends, also one that is about to tell why.
+            time.sleep(2.0)
             raise SystemExit(2) from None
         if _is_lost_connection(error):
             reason = str(error).splitlines()[0].rpartition("] ")[2] if str(error) else ""
