@@ -1,6 +1,7 @@
 """Processes that train one model together, each a rank, as torchrun starts them."""
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -109,15 +110,14 @@ def join(device: str) -> Iterator[Ranks]:
             time.sleep(2.0)
             raise SystemExit(2) from None
         if _is_lost_connection(error):
-            reason = str(error).splitlines()[0].rpartition("] ")[2] if str(error) else ""
+            reason = re.sub(r"^\[.*?\] |\. .*", "", str(error).partition("\n")[0])
             raise InputError(
                 f"Rank {rank} lost another rank, which ended or cannot be reached any more "
                 f"({reason}); torchrun's report says how it ended."
             ) from error
         raise
-    finally:
-        # gloo's threads need the interpreter to drop what they sent, and abort if it is ending.
-        time.sleep(0.1)
+    # gloo's threads need the interpreter to drop what they sent, and abort if it is ending.
+    time.sleep(0.1)
     dist.destroy_process_group()
 
 
