@@ -46,6 +46,10 @@ def test_corpus_comes_back_as_written(tmp_path):
     assert corpus.split("train")[:].tolist() == plain_ids(TRAIN)
     assert corpus.split("valid")[:].tolist() == plain_ids(VALID)
     assert corpus.split("train").sentence_offsets().tolist() == [0, 4, 5, 9]
+    write(tmp_path / "same")
+    write_corpus(tmp_path / "other", TOKENIZER, {"train": TRAIN, "valid": ["c b"]})
+    assert Corpus.open(tmp_path / "same").identity() == corpus.identity()
+    assert Corpus.open(tmp_path / "other").identity() != corpus.identity()
     names = {path.name for path in (tmp_path / "c").iterdir()}
     assert names == {"tokenizer.json", "corpus.json", "train-00000.bin", "valid-00000.bin"}
 

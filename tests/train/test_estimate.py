@@ -23,6 +23,7 @@ SETTINGS = [
     lowrank.Settings(width=6, factor_trans=False, bias=False),
     lowrank.Settings(width=6, factor_emit=False),
     lowrank.Settings(width=6, factor_trans=False, factor_init=False, factor_emit=False),
+    lowrank.Settings(6, shared=True, factor_trans=False, factor_init=False, factor_emit=False),
     mlp.Settings(width=6),
     mlp.Settings(width=6, destination=True, start="linear", layers=1, layer_norm=False),
     mlp.Settings(width=6, split=True),

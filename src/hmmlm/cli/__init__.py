@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+import time
 
 import typer
 
@@ -56,11 +57,21 @@ def main() -> None:
             raise
         _give_up_output()
         if sentence:
-            print(f"hmmlm: {sentence}", file=sys.stderr)
+            _tell(sentence)
         sys.exit(2)
     if status == STOPPED:
-        print("hmmlm: stopped.", file=sys.stderr)
+        _tell("stopped.")
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _tell(sentence: str) -> None:
+    """Prints an error; ranks that have not joined yet see the same one, and the first tells it."""
+    torch = sys.modules.get("torch")
+    joined = torch is not None and torch.distributed.is_initialized()
+    if os.environ.get("RANK", "0") == "0" or "LOCAL_RANK" not in os.environ or joined:
+        print(f"hmmlm: {sentence}", file=sys.stderr)
+    else:
+        time.sleep(2.0)  # torchrun ends all ranks when one ends, also one that is about to tell
 
 
 def _give_up_output() -> None:

@@ -30,6 +30,11 @@ console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
 
 
+def mute() -> None:
+    """Prints and draws nothing from here on: of several ranks the first one speaks."""
+    console.quiet = errors.quiet = True
+
+
 def whole(least: int) -> Callable[[Any], int]:
     """Reads an option that is a whole number of at least `least`."""
 
@@ -132,6 +137,8 @@ def warn(text: str) -> None:
 
 def print_json(result: dict[str, Any]) -> None:
     """One line of JSON, never wrapped; numbers that JSON does not have become null."""
+    if console.quiet:
+        return
     sys.stdout.write(json_line(result))
     sys.stdout.flush()
 
@@ -156,7 +163,7 @@ def progress_bar(
         TextColumn("{task.fields[details]}"),
         console=errors,
         transient=True,
-        disable=not errors.is_terminal or (prints and console.is_terminal),
+        disable=errors.quiet or not errors.is_terminal or (prints and console.is_terminal),
         # Redirected, what a command writes to stdout would come out on stderr, with the bar.
         redirect_stdout=False,
         redirect_stderr=False,

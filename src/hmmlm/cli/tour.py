@@ -40,12 +40,13 @@ def demo(
     place = pick_device(device)
     from hmmlm.model import Model
     from hmmlm.train.config import make_config, override
+    from hmmlm.train.distributed import Ranks
 
     with tempfile.TemporaryDirectory() as scratch:
         corpus = _prepare(Path(scratch) / "corpus")
         changes = [f"train.epochs={epochs}", f"model.states={states}"]
         config = make_config(override(SETTINGS, changes))
-        result = fit(corpus, folder, config, device=place, indent=3)
+        result = fit(corpus, folder, config, ranks=Ranks(device=place), indent=3)
         model = Model.load(folder)
         numbers = _compare(corpus, model)
     _ask(model)

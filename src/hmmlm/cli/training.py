@@ -2,9 +2,11 @@
 
 import hashlib
 import math
+import signal
 import tempfile
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +16,7 @@ from hmmlm.cli.clustering import Method, blocks_support
 from hmmlm.cli.output import (
     Device,
     Json,
+    mute,
     pick_device,
     positive,
     print_json,
@@ -114,22 +117,15 @@ def train(
     If there is validation text, the model that was best on it is kept. Words are clustered into
     blocks first; the clusters are kept in the corpus' folder. Settings come from run.toml, then
     from the options. Ctrl-C saves a checkpoint and leaves; --resume RUN goes on from there.
+    Processes started by torchrun train one model together.
     """
-    from hmmlm.train.config import make_config, override, read_config
-    from hmmlm.train.run import read_run
+    from hmmlm.data.batches import own_rows
+    from hmmlm.train.distributed import is_restarted, join
+    from hmmlm.train.run import is_unfinished, read_run
 
-    tables: dict[str, Any] = {}
-    if resume is not None:
-        if out is not None:
-            raise InputError(f"--resume goes on in {resume}; leave --out away.")
-        about, begun = read_run(resume)
-        tables = about["config"]
-        if source is None and text is None:
-            tables["data"] |= begun
-    elif out is not None:
-        refuse_existing(out)
-    if source is not None and source.suffix == ".toml":
-        tables, source = read_config(source), None
+    if resume is not None and out is not None:
+        raise InputError(f"--resume goes on in {resume}; leave --out away.")
+    run = source if source is not None and source.suffix == ".toml" else None
     named = {
         "model.kind": kind,
         "model.states": states,
@@ -144,27 +140,57 @@ def train(
         "train.seed": seed,
         "data.batch_size": batch_size,
         "data.length": length,
-        "data.corpus": None if source is None else str(source),
+        "data.corpus": None if source is None or run is not None else str(source),
         "data.text": None if text is None else str(text),
     }
-    tables = override(tables, set or [])
-    for name, value in named.items():
-        if value is not None:
-            table, _, key = name.partition(".")
-            tables.setdefault(table, {})[key] = value
-    config = make_config(tables)
-    place = pick_device(device)
     with ExitStack() as stack:
+        ranks = stack.enter_context(join(pick_device(device)))
+        if ranks.rank:
+            mute()
+        if out is not None and is_restarted() and ranks.once(is_unfinished, out):
+            out, resume = None, out
+        if out is not None:
+            ranks.once(refuse_existing, out)
+        begun = None if resume is None else ranks.once(read_run, resume)
+        config = _configure(run, begun, set or [], named)
+        own_rows(config.data.batch_size, ranks.rank, ranks.ranks)
         corpus, name = _open(config, stack)
-        if resume is None:
-            folder = free_folder(Path("runs") / name) if out is None else refuse_existing(out)
-        else:
-            folder = resume
-        result = fit(corpus, folder, config, device=place, resume=resume is not None)
+        ranks.agree(_facts(config, corpus))
+        choose = free_folder if out is None else refuse_existing
+        folder = resume or ranks.once(choose, out or Path("runs") / name)
+        result = fit(corpus, folder, config, ranks=ranks, resume=resume is not None)
     best = "" if result["val"] is None else f", validation perplexity {result['val']:.2f}"
     say(f"{result['steps']:,} steps in {result['seconds']:.1f} s{best}; wrote {folder}")
     if json:
         print_json(result)
+
+
+def _configure(run: Path | None, begun: Any, changes: list[str], named: dict[str, Any]) -> Any:
+    """The configuration of what was begun, a file over it, then changes, then options."""
+    from hmmlm.train.config import make_config, override, read_config
+
+    tables, source = ({"data": {}}, {}) if begun is None else (begun[0]["config"], begun[1])
+    given = {} if run is None else read_config(run)
+    for name, table in given.items():
+        known = tables.get(name, {})
+        tables[name] = {**known, **table} if isinstance(table, dict) else table
+    tables = override(tables, changes)
+    for name, value in named.items():
+        if value is not None:
+            table, _, key = name.partition(".")
+            tables.setdefault(table, {})[key] = value
+    if not {"corpus", "text"} & tables["data"].keys():
+        tables["data"] |= source
+    return make_config(tables)
+
+
+def _facts(config: Any, corpus: Any) -> dict[str, Any]:
+    """What must be the same on all ranks; files may have other places on other machines."""
+    tables = config.as_tables().items()
+    facts = {f"{name}.{key}": value for name, keys in tables for key, value in keys.items()}
+    for path in ("data.corpus", "data.text", "model.clusters"):
+        facts.pop(path, None)
+    return {**facts, **{f"the corpus' {name}": held for name, held in corpus.identity().items()}}
 
 
 def _open(config: Any, stack: ExitStack) -> tuple[Any, str]:
@@ -204,9 +230,18 @@ def _open(config: Any, stack: ExitStack) -> tuple[Any, str]:
 
 
 def fit(
-    corpus: Any, out: Path, config: Any, *, device: str, indent: int = 0, resume: bool = False
+    corpus: Any,
+    out: Path,
+    config: Any,
+    *,
+    ranks: Any,
+    indent: int = 0,
+    resume: bool = False,
 ) -> dict[str, Any]:
-    """Trains on an opened corpus with a progress bar, and writes the model."""
+    """Trains on an opened corpus with a progress bar, and writes the model.
+
+    Of several ranks the first one makes the blocks, validates and writes.
+    """
     import torch
 
     from hmmlm.baselines.ngram import Unigram
@@ -214,15 +249,14 @@ def fit(
     from hmmlm.model import Model
     from hmmlm.train.config import make_batches, with_sizes
     from hmmlm.train.estimate import estimate as cost_of
-    from hmmlm.train.loop import Training
+    from hmmlm.train.loop import Diverged, Training
     from hmmlm.train.loss import HmmLoss
     from hmmlm.train.run import Interrupts, open_run
     from hmmlm.train.sgd import Sgd
-    from hmmlm.train.tensorboard import open_log
 
     tokens, words = corpus.split("train"), corpus.tokenizer
     config, reason = with_sizes(config, len(tokens), words.vocab_size)
-    support, facts = _make_support(corpus, config, indent)
+    support, facts = ranks.once(_make_support, corpus, config, indent)
     cost = cost_of(config, words.vocab_size)
     say(
         f"{config.model.kind}, {support.num_states:,} states{reason}; {cost.parameters:,} "
@@ -230,11 +264,16 @@ def fit(
         f"{cost.total_flops / 1e9:,.1f} GFLOP a step",
         indent=indent,
     )
-    check_space(out, cost.file_bytes)
+    if ranks.ranks > 1:
+        rows = config.data.batch_size // ranks.ranks
+        say(f"{ranks.ranks:,} ranks, each {rows:,} rows of a batch", indent=indent)
+    ranks.once(check_space, out, cost.file_bytes)
     generator = torch.Generator().manual_seed(config.seed)
-    frequency = Unigram(tokens, words.vocab_size).log_probs.exp().float()
+    unigram = ranks.once(lambda: Unigram(tokens, words.vocab_size).log_probs)
+    frequency = unigram.exp().float()
+    device = ranks.device
     model = config.params.build(support, word_probs=frequency, generator=generator).to(device)
-    batches = make_batches(config, tokens)
+    batches = make_batches(config, tokens, ranks)
     loss = HmmLoss(
         model,
         support,
@@ -242,6 +281,7 @@ def fit(
         carry=config.data.layout == "streams",
         reset_id=words.eos_id if config.data.reset else None,
         seed=config.seed,
+        ranks=ranks,
     )
     mode = "streaming" if config.data.layout == "streams" and not config.data.reset else "sentence"
 
@@ -251,43 +291,37 @@ def fit(
         return found.perplexity
 
     training = Training(
-        Sgd(model, loss, config.train),
+        Sgd(model, loss, config.train, ranks),
         batches,
         settings=config.train,
-        evaluate=validate if "valid" in corpus.splits else None,
+        evaluate=partial(ranks.once, validate) if "valid" in corpus.splits else None,
     )
     about, source = _describe(corpus, config, support)
-    began, trouble = time.perf_counter(), None
-    with (
-        open_run(out, about, config.saving, source=source, resume=resume) as run,
-        Interrupts() as interrupts,
-    ):
-        state = run.checkpoints.read()
+    described = {"training": {**config.as_tables(), "device": device}, **facts}
+    began, trouble, stopped = time.perf_counter(), None, False
+    with ExitStack() as stack:
+        run: Any = None
+        if ranks.rank == 0:
+            opened = open_run(out, about, config.saving, source=source, resume=resume)
+            run = stack.enter_context(opened)
+        interrupts = stack.enter_context(Interrupts())
+        state = ranks.once(lambda: run.checkpoints.read())
         if state is not None:
             training.restore(state)
-        run.cut_metrics(training.step)
         if resume:
             say(f"going on after step {training.step:,} of {training.steps:,}", indent=indent)
         try:
-            with open_log(out / "tensorboard") as log:
-                _follow(training, run, interrupts, log)
+            stopped = _follow(training, run, interrupts, ranks)
         except InputError as error:
-            if training.step == 0:
+            # What one rank alone has met ends it at once: the others wait elsewhere.
+            if training.step == 0 or (ranks.ranks > 1 and not isinstance(error, Diverged)):
                 raise
             trouble = error
-        if interrupts.asked is not None and not training.is_over:
-            _leave(run, interrupts.asked)
+        if stopped:
+            _leave(ranks.once(lambda: run.checkpoints.newest()), out, interrupts.asked)
         with torch.no_grad():
-            whole_model = model().to("cpu")
-        described = {"training": {**config.as_tables(), "device": device}, **facts}
-        try:
-            Model(whole_model, words, described).write_into(out)
-        except (InputError, OSError) as error:
-            raise InputError(
-                f"Training is over but the model is not written: {error} Then run hmmlm train "
-                f"--resume {out}, which goes on after step {run.checkpoints.newest() or 0:,}."
-            ) from error
-        run.finish()
+            made = Model(model().to("cpu"), words, described)
+        ranks.once(lambda: _finish(run, made))
     seconds = time.perf_counter() - began
     if trouble is not None:
         raise InputError(f"{trouble} The model was written to {out}.") from trouble
@@ -326,35 +360,65 @@ def _describe(corpus: Any, config: Any, support: Any) -> tuple[dict[str, Any], d
     return about, source
 
 
-def _follow(training: Any, run: Any, interrupts: Any, log: Any) -> None:
-    """Trains to the end or until interrupted, with a progress bar, metrics and checkpoints."""
-    with progress_bar("Training", training.steps) as bar:
+def _follow(training: Any, run: Any, interrupts: Any, ranks: Any) -> bool:
+    """Trains with a progress bar, metrics and checkpoints, until the end or a signal to any rank.
+
+    `run` is None on ranks that write nothing. True if it was a signal.
+    """
+    from hmmlm.train.tensorboard import open_log
+
+    with ExitStack() as stack:
+        bar, log = stack.enter_context(progress_bar("Training", training.steps)), None
+        if run is not None:
+            run.cut_metrics(training.step)
+            log = stack.enter_context(open_log(run.folder / "tensorboard"))
         for step in training:
-            stop = interrupts.asked is not None  # asked once: a signal may come at any line
-            due = run.checkpoints.due(step.step) or stop
-            try:
-                run.add_metrics(step)
-                log.write(step)
-                if due:
-                    run.checkpoints.write(training.state())
-            except (InputError, OSError) as error:
-                if due:
-                    last = run.checkpoints.newest()
-                    kept = "there is none" if last is None else f"the last is that of step {last:,}"
-                    warn(f"No checkpoint of step {step.step:,}, {kept}. {error}")
+            late = run is not None and run.checkpoints.due(step.step)
+            asked = interrupts.asked is not None  # read once: a signal may come at any line
+            due, stop = ranks.total(late, asked)
+            state = training.state() if due or stop else None
+            if run is not None:
+                _record(run, log, step, state)
             best = training.best.val
             details = f"perplexity {step.perplexity:.1f}, {step.tokens_per_second:,.0f} tokens/s"
             details += "" if math.isinf(best) else f", best on validation {best:.1f}"
             bar.update(bar.task_ids[0], completed=step.step, details=details)
-            if stop:
-                return
+            if stop and not training.is_over:
+                return True
+    return False
 
 
-def _leave(run: Any, number: int) -> None:
+def _record(run: Any, log: Any, step: Any, state: Any) -> None:
+    """Writes down a step, and a checkpoint if there is one; a full disk ends no training."""
+    try:
+        run.add_metrics(step)
+        log.write(step)
+        if state is not None:
+            run.checkpoints.write(state)
+    except (InputError, OSError) as error:
+        if state is not None:
+            last = run.checkpoints.newest()
+            kept = "there is none" if last is None else f"the last is that of step {last:,}"
+            warn(f"No checkpoint of step {step.step:,}, {kept}. {error}")
+
+
+def _finish(run: Any, model: Any) -> None:
+    """Writes the model into the folder of its run, and removes what only a run needs."""
+    try:
+        model.write_into(run.folder)
+    except (InputError, OSError) as error:
+        last = run.checkpoints.newest() or 0
+        raise InputError(
+            f"Training is over but the model is not written: {error} Then run hmmlm train "
+            f"--resume {run.folder}, which goes on after step {last:,}."
+        ) from error
+    run.finish()
+
+
+def _leave(last: int | None, folder: Path, number: int | None) -> None:
     """Ends the program as a signal asked, and says how to go on."""
-    last = run.checkpoints.newest() or 0
-    warn(f"Stopped; hmmlm train --resume {run.folder} goes on after step {last:,}.")
-    raise SystemExit(128 + number)
+    warn(f"Stopped; hmmlm train --resume {folder} goes on after step {last or 0:,}.")
+    raise SystemExit(128 + (number or signal.SIGTERM))
 
 
 def free_folder(path: Path) -> Path:

@@ -18,7 +18,8 @@ _CHUNK = 1 << 22
 class Batch(NamedTuple):
     """`restart` is True where the hidden chain starts afresh, from p(z1).
 
-    Beyond `lengths` a row has id 0 and no restart; those places are no tokens.
+    Beyond `lengths` a row has id 0 and no restart; those places are no tokens. A batch without
+    rows is one missing token, -1: it has probability one, so nothing is learnt of it.
     """
 
     tokens: Int[Tensor, "B T"]
@@ -32,11 +33,16 @@ class _Batches:
 
     `position` says which batch comes next. After the last batch of an epoch it stands at the end
     of that epoch, so that whoever resumes there also sees the epoch end.
+
+    Of `ranks` that share the rows of every batch, `rank` has the stretch of that number. All have
+    as many batches; in a short one the last ranks have fewer rows, or none.
     """
 
     num_batches: int
 
-    def __init__(self, tokens: TokenArray, batch_size: int, length: int) -> None:
+    def __init__(
+        self, tokens: TokenArray, batch_size: int, length: int, *, rank: int = 0, ranks: int = 1
+    ) -> None:
         for name, value in (("batch_size", batch_size), ("length", length)):
             if value < 1:
                 raise InputError(f"{name} is {value:,} but must be at least 1.")
@@ -45,6 +51,7 @@ class _Batches:
         self.tokens = tokens
         self.batch_size = batch_size
         self.length = length
+        self._own = own_rows(batch_size, rank, ranks)
         self._epoch = 0
         self._next = 0
 
@@ -83,8 +90,10 @@ class Streams(_Batches):
     is one row per token.
     """
 
-    def __init__(self, tokens: TokenArray, batch_size: int, length: int) -> None:
-        super().__init__(tokens, batch_size, length)
+    def __init__(
+        self, tokens: TokenArray, batch_size: int, length: int, *, rank: int = 0, ranks: int = 1
+    ) -> None:
+        super().__init__(tokens, batch_size, length, rank=rank, ranks=ranks)
         rows = min(batch_size, len(tokens))
         short, longer = divmod(len(tokens), rows)
         self._row_lengths = short + (np.arange(rows) < longer)
@@ -94,17 +103,18 @@ class Streams(_Batches):
     def _batch(self, epoch: int, index: int) -> Batch:
         done = index * self.length
         lengths = np.minimum(self._row_lengths - done, self.length)
-        lengths = lengths[lengths > 0]
-        starts = self._row_starts[: len(lengths)] + done
-        width = int(lengths[0])
-        return _rows(self.tokens, starts, lengths, width, restart=index == 0)
+        lengths = lengths[lengths > 0][self._own]
+        starts = self._row_starts[self._own][: len(lengths)] + done
+        return _rows(self.tokens, starts, lengths, restart=index == 0)
 
 
 class Windows(_Batches):
     """Stretches of `length` tokens in file order, each a cold start; the last may be short."""
 
-    def __init__(self, tokens: TokenArray, batch_size: int, length: int) -> None:
-        super().__init__(tokens, batch_size, length)
+    def __init__(
+        self, tokens: TokenArray, batch_size: int, length: int, *, rank: int = 0, ranks: int = 1
+    ) -> None:
+        super().__init__(tokens, batch_size, length, rank=rank, ranks=ranks)
         self.num_batches = -(-len(tokens) // (batch_size * length))
 
     def _batch(self, epoch: int, index: int) -> Batch:
@@ -112,7 +122,7 @@ class Windows(_Batches):
         stop = min(first + self.batch_size * self.length, len(self.tokens))
         starts = np.arange(first, stop, self.length)
         lengths = np.minimum(stop - starts, self.length)
-        return _rows(self.tokens, starts, lengths, int(lengths[0]), restart=True)
+        return _rows(self.tokens, starts[self._own], lengths[self._own], restart=True)
 
 
 class Packed(_Batches):
@@ -136,8 +146,10 @@ class Packed(_Batches):
         *,
         seed: int = 0,
         shuffle: bool = True,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
-        super().__init__(tokens, batch_size, length)
+        super().__init__(tokens, batch_size, length, rank=rank, ranks=ranks)
         self.seed = seed
         self.shuffle = shuffle
         self._begins, self._counts = _sections(tokens, length)
@@ -198,8 +210,10 @@ class Packed(_Batches):
     def _batch(self, epoch: int, index: int) -> Batch:
         section, index = self._find(epoch, index)
         self._plan(epoch, section)
-        first = index * self.batch_size
-        rows = min(self.batch_size, len(self._row_ends) - first)
+        first = index * self.batch_size + self._own.start
+        rows = min(self._own.stop - self._own.start, len(self._row_ends) - first)
+        if rows < 1:
+            return _no_rows()
         tokens = np.zeros((rows, self.length), dtype=np.int64)
         restart = np.zeros((rows, self.length), dtype=bool)
         lengths = np.zeros(rows, dtype=np.int64)
@@ -252,15 +266,30 @@ def _pieces(
         begin = int(ends[-1])
 
 
-def _rows(
-    tokens: TokenArray, starts: np.ndarray, lengths: np.ndarray, width: int, *, restart: bool
-) -> Batch:
-    filled = np.zeros((len(starts), width), dtype=np.int64)
+def own_rows(batch_size: int, rank: int, ranks: int) -> slice:
+    """Which rows of a batch are a rank's, of ranks that share them equally."""
+    if batch_size % ranks:
+        below = batch_size // ranks * ranks
+        fits = f"{below:,} or {below + ranks:,}" if below else f"{ranks:,}"
+        raise InputError(
+            f"batch_size is {batch_size:,}, which {ranks:,} ranks cannot share equally; use {fits}."
+        )
+    return slice(rank * batch_size // ranks, (rank + 1) * batch_size // ranks)
+
+
+def _rows(tokens: TokenArray, starts: np.ndarray, lengths: np.ndarray, *, restart: bool) -> Batch:
+    if not len(starts):
+        return _no_rows()
+    filled = np.zeros((len(starts), int(lengths.max())), dtype=np.int64)
     for row, (start, size) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
         filled[row, :size] = tokens[start : start + size]
     flags = np.zeros(filled.shape, dtype=bool)
     flags[:, 0] = restart
     return _batch(filled, lengths.astype(np.int64), flags)
+
+
+def _no_rows() -> Batch:
+    return Batch(torch.tensor([[-1]]), torch.tensor([1]), torch.tensor([[True]]), 0)
 
 
 def _batch(tokens: np.ndarray, lengths: np.ndarray, restart: np.ndarray) -> Batch:

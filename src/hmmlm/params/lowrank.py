@@ -54,11 +54,13 @@ class Settings:
             roles += ["destination"]  # which the start reads
         if self.factor_emit:
             roles += ["emit"]
+        # Shared or not, a table that no role reads would never learn.
+        tables = ["all"] if self.shared and roles else roles
         kept = {"start": self.factor_init, "trans": self.factor_trans, "emit": self.factor_emit}
         return Features(
             support,
             self.width,
-            embeddings={"all": table()} if self.shared else {role: table() for role in roles},
+            embeddings={name: table() for name in tables},
             networks={role: Residual(self.width, **how) for role in roles} if self.composed else {},
             free=tuple(name for name, factored in kept.items() if not factored),
             bias=self.bias,

@@ -16,6 +16,7 @@ from hmmlm.data.shards import TokenArray
 from hmmlm.errors import InputError
 from hmmlm.params import lowrank, mlp, scalar, transformer
 from hmmlm.train.checkpoint import Saving
+from hmmlm.train.distributed import ONE, Ranks
 from hmmlm.train.loop import TrainSettings
 from hmmlm.train.loss import Dropout
 
@@ -147,7 +148,13 @@ def read_config(path: Path) -> dict[str, dict[str, Any]]:
 
 def override(tables: Mapping[str, Mapping[str, Any]], changes: Iterable[str]) -> dict[str, Any]:
     """The tables with changes such as "train.learning_rate=0.003"."""
-    merged: dict[str, Any] = {name: dict(table) for name, table in tables.items()}
+    merged: dict[str, Any] = {}
+    for name, table in tables.items():
+        if not isinstance(table, Mapping):
+            raise InputError(
+                f"{name} stands outside of the tables; put it under [data], [model] or [train]."
+            )
+        merged[name] = dict(table)
     for change in changes:
         name, equals, text = change.partition("=")
         table, dot, key = name.strip().partition(".")
@@ -216,12 +223,16 @@ def with_sizes(config: Config, tokens: int, vocab_size: int) -> tuple[Config, st
     return dataclasses.replace(config, model=chosen), reason
 
 
-def make_batches(config: Config, tokens: TokenArray) -> Packed | Streams | Windows:
-    """The batches of a configuration."""
+def make_batches(
+    config: Config, tokens: TokenArray, ranks: Ranks = ONE
+) -> Packed | Streams | Windows:
+    """The batches of a configuration, or this rank's rows of them."""
     size, length = config.data.batch_size, config.data.length
+    rank, number = ranks.rank, ranks.ranks
     if config.data.layout == "packed":
-        return Packed(tokens, size, length, seed=config.seed)
-    return (Streams if config.data.layout == "streams" else Windows)(tokens, size, length)
+        return Packed(tokens, size, length, seed=config.seed, rank=rank, ranks=number)
+    layout = Streams if config.data.layout == "streams" else Windows
+    return layout(tokens, size, length, rank=rank, ranks=number)
 
 
 def _take(cls: Any, table: Mapping[str, Any], where: str, known: list[Any]) -> Any:

@@ -104,7 +104,9 @@ def count_parameters(config: Config, vocab_size: int) -> int:
     if isinstance(params, lowrank.Settings):
         roles = 2 * params.factor_trans + params.factor_emit
         roles += params.factor_init and not params.factor_trans
-        count = (1 if params.shared else roles) * table + roles * params.composed * residual
+        count = (
+            min(1, roles) if params.shared else roles
+        ) * table + roles * params.composed * residual
         count += width if params.factor_init else states
         count += 0 if params.factor_trans else states**2
         return count + (words if params.factor_emit else vocab_size * (states // blocks))

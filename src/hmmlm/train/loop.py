@@ -76,6 +76,10 @@ SCHEDULES = ("cosine", "plateau", "constant")
 PRECISIONS = ("float32", "bf16")
 
 
+class Diverged(InputError):
+    """Training stopped because a loss or a validation value is no number, on all ranks alike."""
+
+
 class Progress(NamedTuple):
     """One step: `loss` in nats per token of its batches, `perplexity` its exponential.
 
@@ -196,7 +200,7 @@ class Training:
                 made = self.learner.step(islice(stream, size), rate, done)
                 if not math.isfinite(made.loss) or not math.isfinite(made.size):
                     restore = True
-                    raise InputError(
+                    raise Diverged(
                         f"Training stopped at step {self.step + 1:,} with learning rate "
                         f"{rate:.3g}: the loss is {made.loss:.3g} and the gradient's norm "
                         f"{made.size:.3g}. The weights are those of step {self.best.step:,}; try "
@@ -281,7 +285,7 @@ class Best:
 
     def visit(self, step: int, shown: nn.Module, val: float | None) -> None:
         if val is not None and math.isnan(val):
-            raise InputError(
+            raise Diverged(
                 f"Training stopped at step {step:,}: the validation value is {val}. The weights "
                 f"are those of step {self.step:,}; try a lower learning rate."
             )

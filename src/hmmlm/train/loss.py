@@ -1,6 +1,6 @@
 """The loss of an HMM: nats per token, through expected counts, on the states that dropout keeps."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from hmmlm.inference.gradients import with_gradient
 from hmmlm.params.dropout import check_rate, keep_states
 from hmmlm.results import Belief
 from hmmlm.support import Support
+from hmmlm.train.distributed import ONE, Ranks
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class HmmLoss:
     `model` maps a subset of states (None for all) to an HMM on a `support`. With `carry`, row b of
     a batch goes on where row b of the batch before ended (unless it says restart), from the belief
     over the states that were kept then; no gradient flows into that belief. After `reset_id`
-    the chain starts afresh.
+    the chain starts afresh. All `ranks` keep the same states; `state` is that of all their rows.
     """
 
     def __init__(
@@ -55,7 +56,9 @@ class HmmLoss:
         reset_id: int | None = None,
         seed: int = 0,
         implementation: str = "auto",
+        ranks: Ranks = ONE,
     ) -> None:
+        self.ranks = ranks
         self.model, self.support, self.carry, self.reset_id = model, support, carry, reset_id
         self.dropout = dropout or Dropout()
         self.generator = torch.Generator().manual_seed(seed)
@@ -68,7 +71,7 @@ class HmmLoss:
         rate, belief = self.dropout.at(done), self._belief(batch)
         states = None
         if rate > 0:
-            states = keep_states(self.support, rate, self.generator, batch.tokens).to(device)
+            states = keep_states(self.support, rate, self.generator, self._words(batch)).to(device)
         carried = None
         if belief is not None and states is not None:
             carried = belief.states[belief.states >= 0].unique()
@@ -88,8 +91,10 @@ class HmmLoss:
     def state(self) -> dict[str, Tensor]:
         """The generator of the dropout and the belief that is carried."""
         held = {"generator": self.generator.get_state()}
-        if self.belief is not None:
-            held |= {f"belief.{key}": part for key, part in self.belief._asdict().items()}
+        if self.carry and self.belief is not None:
+            belief = Belief(*(part.cpu() for part in self.belief))
+            joined = _join_rows(self.ranks.gather(belief))
+            held |= {f"belief.{key}": part for key, part in joined._asdict().items()}
         return held
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
@@ -97,7 +102,20 @@ class HmmLoss:
         self.belief = None
         if "belief.states" in state:
             device = next(self.model.parameters()).device
-            self.belief = Belief(*(state[f"belief.{key}"].to(device) for key in Belief._fields))
+            belief = Belief(*(state[f"belief.{key}"].to(device) for key in Belief._fields))
+            # Belief of a short batch, whose rows no rank could tell, is never carried: the next
+            # batch is the first of an epoch.
+            share = len(belief.fresh) // self.ranks.ranks
+            self.belief = belief.select(
+                torch.arange(share, device=device) + self.ranks.rank * share
+            )
+
+    def _words(self, batch: Batch) -> Int[Tensor, " N"] | None:
+        """The words that must keep a state, those of all ranks; None where dropout sees to it."""
+        if self.support.is_partition:
+            return None
+        inside = torch.arange(batch.tokens.shape[1]) < batch.lengths[:, None]
+        return torch.cat(self.ranks.gather(batch.tokens[inside].unique()))
 
     def _belief(self, batch: Batch) -> Belief | None:
         """What is carried into a batch: nothing where it starts anew; its last rows may be over."""
@@ -105,6 +123,20 @@ class HmmLoss:
             return None
         rows = torch.arange(batch.tokens.shape[0], device=self.belief.fresh.device)
         return self.belief.select(rows)
+
+
+def _join_rows(beliefs: Sequence[Belief]) -> Belief:
+    """The belief of all rows; those over fewer states are padded."""
+    width = max(belief.states.shape[1] for belief in beliefs)
+
+    def widen(part: Tensor, value: int | float) -> Tensor:
+        return nn.functional.pad(part, (0, width - part.shape[1]), value=value)
+
+    return Belief(
+        torch.cat([widen(belief.states, -1) for belief in beliefs]),
+        torch.cat([widen(belief.log_probs, -torch.inf) for belief in beliefs]),
+        torch.cat([belief.fresh for belief in beliefs]),
+    )
 
 
 def loss(

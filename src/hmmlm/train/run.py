@@ -22,6 +22,11 @@ RUN, LOCK, METRICS, CHECKPOINTS = "run.json", "run.lock", "metrics.jsonl", "chec
 FORMAT = "hmmlm-run-1"
 
 
+def is_unfinished(folder: Path) -> bool:
+    """Whether a training has begun in a folder and not come to its end."""
+    return (folder / RUN).exists()
+
+
 def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """What the run in a folder is, and where its text is, as when it began; it must not be over."""
     try:

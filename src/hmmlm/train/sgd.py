@@ -2,12 +2,15 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from hmmlm.data.batches import Batch
+from hmmlm.train.distributed import ONE, Ranks
 from hmmlm.train.loop import Batches, Progress, Step, Training, TrainSettings
 
 
@@ -28,10 +31,19 @@ class Carrying(Loss, Protocol):
 
 
 class Sgd:
-    """AdamW on the mean loss of a token over the batches of a step, with clipped gradients."""
+    """AdamW on the mean loss of a token over the batches of a step, with clipped gradients.
 
-    def __init__(self, model: nn.Module, loss: Loss, settings: TrainSettings) -> None:
-        self.model, self.loss, self.settings = model, loss, settings
+    Several `ranks` take a step together, each on its rows: the mean is over the tokens of all, and
+    all have the same weights afterwards.
+    """
+
+    def __init__(
+        self, model: nn.Module, loss: Loss, settings: TrainSettings, ranks: Ranks = ONE
+    ) -> None:
+        self.model, self.loss, self.settings, self.ranks = model, loss, settings, ranks
+        self.shared = None
+        if ranks.ranks > 1:
+            self.shared = DistributedDataParallel(_Whole(model, loss), gradient_as_bucket_view=True)
         self.place = next(model.parameters()).device.type
         self.optimiser = torch.optim.AdamW(
             model.parameters(),
@@ -44,22 +56,25 @@ class Sgd:
         self.optimiser.zero_grad()
         mixed = self.settings.precision == "bf16"
         value, tokens = 0.0, 0
-        for batch in batches:
-            with torch.autocast(self.place, torch.bfloat16, enabled=mixed):
-                nats = self.loss(batch, done)
-            (nats * batch.num_tokens).backward()
+        for batch, is_last in _mark_last(batches):
+            # Gradients go round once a step, with its last batch.
+            with self.shared.no_sync() if self.shared and not is_last else nullcontext():
+                with torch.autocast(self.place, torch.bfloat16, enabled=mixed):
+                    nats = (self.shared or self.loss)(batch, done)
+                (nats * batch.num_tokens).backward()
             value += float(nats.detach()) * batch.num_tokens
             tokens += batch.num_tokens
+        value, tokens = self.ranks.total(value, tokens)
         for parameter in self.model.parameters():
             if parameter.grad is not None:
-                parameter.grad /= tokens
+                parameter.grad /= tokens / self.ranks.ranks  # they come as means over the ranks
         value /= tokens
         norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip))
         if math.isfinite(value) and math.isfinite(norm):
             for part in self.optimiser.param_groups:
                 part["lr"] = rate
             self.optimiser.step()
-        return Step(value, tokens, norm)
+        return Step(value, int(tokens), norm)
 
     def state(self) -> dict[str, Tensor]:
         held = {}
@@ -84,6 +99,27 @@ class Sgd:
                 self.optimiser.state[parameter] = kept
 
 
+class _Whole(nn.Module):
+    """A model with its loss: what ranks compute, each for its rows."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, batch: Batch, done: float) -> Tensor:
+        return self.loss(batch, done)
+
+
+def _mark_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
+    """Each batch, and whether it is the last one."""
+    rest = iter(batches)
+    batch = next(rest, None)
+    while batch is not None:
+        following = next(rest, None)
+        yield batch, following is None
+        batch = following
+
+
 def train(
     model: nn.Module,
     loss: Loss,
@@ -91,7 +127,11 @@ def train(
     *,
     settings: TrainSettings,
     evaluate: Callable[[nn.Module], float] | None = None,
+    ranks: Ranks = ONE,
 ) -> Iterator[Progress]:
-    """Trains a module in place and yields after every step; see `loop.Training`."""
-    learner = Sgd(model, loss, settings)
+    """Trains a module in place and yields after every step; see `loop.Training`.
+
+    `evaluate` must give the same on all ranks, such as by `Ranks.once`.
+    """
+    learner = Sgd(model, loss, settings, ranks)
     return iter(Training(learner, batches, settings=settings, evaluate=evaluate))
