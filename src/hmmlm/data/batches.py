@@ -15,17 +15,21 @@ from hmmlm.errors import InputError
 class Batch(NamedTuple):
     """`restart` is True where the hidden chain starts afresh, from p(z1).
 
-    Beyond `lengths` a row has id 0 and no restart; those places are no tokens.
+    Beyond `lengths` a row has id 0 and no restart; those places are no tokens. `labels` are what
+    is known of the tokens' states, -1 where nothing is; None where nobody labelled the text.
     """
 
     tokens: Int[Tensor, "B T"]
     lengths: Int[Tensor, " B"]
     restart: Bool[Tensor, "B T"]
     num_tokens: int
+    labels: Int[Tensor, "B T"] | None = None
 
 
 class _Batches:
     """Iterating gives the rest of one epoch, then moves to the next; every token comes once.
+
+    `labels` go with the tokens: 0 where nothing is known, or a label and 1.
 
     `position` says which batch comes next. After the last batch of an epoch it stands at the end
     of that epoch, so that whoever resumes there also sees the epoch end.
@@ -33,13 +37,26 @@ class _Batches:
 
     num_batches: int
 
-    def __init__(self, tokens: TokenArray, batch_size: int, length: int) -> None:
+    def __init__(
+        self,
+        tokens: TokenArray,
+        batch_size: int,
+        length: int,
+        *,
+        labels: TokenArray | None = None,
+    ) -> None:
         for name, value in (("batch_size", batch_size), ("length", length)):
             if value < 1:
                 raise InputError(f"{name} is {value:,} but must be at least 1.")
         if not len(tokens):
             raise InputError("There are no tokens to make batches of; give some text.")
+        if labels is not None and len(labels) != len(tokens):
+            raise InputError(
+                f"There are {len(labels):,} labels for {len(tokens):,} tokens; give one for each, "
+                "0 where it is not known."
+            )
         self.tokens = tokens
+        self.labels = labels
         self.batch_size = batch_size
         self.length = length
         self._epoch = 0
@@ -70,6 +87,20 @@ class _Batches:
     def _batch(self, epoch: int, index: int) -> Batch:
         raise NotImplementedError
 
+    def _rows(
+        self, starts: np.ndarray, lengths: np.ndarray, width: int, *, restart: bool
+    ) -> Batch:
+        """One stretch of the text in each row."""
+        tokens = np.zeros((len(starts), width), dtype=np.int64)
+        labels = None if self.labels is None else np.zeros_like(tokens)
+        for row, (start, size) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
+            tokens[row, :size] = self.tokens[start : start + size]
+            if self.labels is not None and labels is not None:
+                labels[row, :size] = self.labels[start : start + size]
+        flags = np.zeros(tokens.shape, dtype=bool)
+        flags[:, 0] = restart
+        return _batch(tokens, lengths.astype(np.int64), flags, labels)
+
 
 class Streams(_Batches):
     """The text as `batch_size` contiguous rows, in consecutive slices of `length` (BPTT).
@@ -80,8 +111,15 @@ class Streams(_Batches):
     is one row per token.
     """
 
-    def __init__(self, tokens: TokenArray, batch_size: int, length: int) -> None:
-        super().__init__(tokens, batch_size, length)
+    def __init__(
+        self,
+        tokens: TokenArray,
+        batch_size: int,
+        length: int,
+        *,
+        labels: TokenArray | None = None,
+    ) -> None:
+        super().__init__(tokens, batch_size, length, labels=labels)
         rows = min(batch_size, len(tokens))
         short, longer = divmod(len(tokens), rows)
         self._row_lengths = short + (np.arange(rows) < longer)
@@ -94,14 +132,21 @@ class Streams(_Batches):
         lengths = lengths[lengths > 0]
         starts = self._row_starts[: len(lengths)] + done
         width = int(lengths[0])
-        return _rows(self.tokens, starts, lengths, width, restart=index == 0)
+        return self._rows(starts, lengths, width, restart=index == 0)
 
 
 class Windows(_Batches):
     """Stretches of `length` tokens in file order, each a cold start; the last may be short."""
 
-    def __init__(self, tokens: TokenArray, batch_size: int, length: int) -> None:
-        super().__init__(tokens, batch_size, length)
+    def __init__(
+        self,
+        tokens: TokenArray,
+        batch_size: int,
+        length: int,
+        *,
+        labels: TokenArray | None = None,
+    ) -> None:
+        super().__init__(tokens, batch_size, length, labels=labels)
         self.num_batches = -(-len(tokens) // (batch_size * length))
 
     def _batch(self, epoch: int, index: int) -> Batch:
@@ -109,7 +154,7 @@ class Windows(_Batches):
         stop = min(first + self.batch_size * self.length, len(self.tokens))
         starts = np.arange(first, stop, self.length)
         lengths = np.minimum(stop - starts, self.length)
-        return _rows(self.tokens, starts, lengths, int(lengths[0]), restart=True)
+        return self._rows(starts, lengths, int(lengths[0]), restart=True)
 
 
 class Packed(_Batches):
@@ -130,8 +175,9 @@ class Packed(_Batches):
         *,
         seed: int = 0,
         shuffle: bool = True,
+        labels: TokenArray | None = None,
     ) -> None:
-        super().__init__(tokens, batch_size, length)
+        super().__init__(tokens, batch_size, length, labels=labels)
         self.seed = seed
         self.shuffle = shuffle
         offsets = tokens.sentence_offsets()
@@ -172,15 +218,18 @@ class Packed(_Batches):
         tokens = np.zeros((rows, self.length), dtype=np.int64)
         restart = np.zeros((rows, self.length), dtype=bool)
         lengths = np.zeros(rows, dtype=np.int64)
+        labels = None if self.labels is None else np.zeros_like(tokens)
         for row in range(rows):
             end = self._row_ends[first + row]
             begin = self._row_ends[first + row - 1] if first + row else 0
             for piece in self._pieces[begin:end]:
                 start, size, at = self._starts[piece], self._lengths[piece], lengths[row]
                 tokens[row, at : at + size] = self.tokens[int(start) : int(start + size)]
+                if self.labels is not None and labels is not None:
+                    labels[row, at : at + size] = self.labels[int(start) : int(start + size)]
                 restart[row, at] = True
                 lengths[row] += size
-        return _batch(tokens, lengths, restart)
+        return _batch(tokens, lengths, restart, labels)
 
 
 def _rows(
@@ -194,12 +243,15 @@ def _rows(
     return _batch(filled, lengths.astype(np.int64), flags)
 
 
-def _batch(tokens: np.ndarray, lengths: np.ndarray, restart: np.ndarray) -> Batch:
+def _batch(
+    tokens: np.ndarray, lengths: np.ndarray, restart: np.ndarray, labels: np.ndarray | None
+) -> Batch:
     return Batch(
         torch.from_numpy(tokens),
         torch.from_numpy(lengths),
         torch.from_numpy(restart),
         int(lengths.sum()),
+        None if labels is None else torch.from_numpy(labels - 1),
     )
 
 
