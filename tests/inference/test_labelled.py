@@ -86,7 +86,7 @@ def test_labels_do_not_change_what_the_model_gives_to_words():
 
 def test_what_is_refused():
     hmm, tokens = make_hmm("dense"), torch.tensor([[0, -1]])
-    with pytest.raises(InputError, match=r"labels \(1, 1\) and label_of_state \(3,\) must fit"):
-        labelled(hmm, tokens, torch.tensor([[0]]), label_of_state(3))
+    with pytest.raises(InputError, match="label_of_state is for 4 states but the HMM has 3"):
+        labelled(hmm, tokens, torch.tensor([[0, -1]]), label_of_state(4))
     with pytest.raises(InputError, match="A missing token has a label"):
         labelled(hmm, tokens, torch.tensor([[0, 1]]), label_of_state(3))

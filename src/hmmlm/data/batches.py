@@ -87,20 +87,6 @@ class _Batches:
     def _batch(self, epoch: int, index: int) -> Batch:
         raise NotImplementedError
 
-    def _rows(
-        self, starts: np.ndarray, lengths: np.ndarray, width: int, *, restart: bool
-    ) -> Batch:
-        """One stretch of the text in each row."""
-        tokens = np.zeros((len(starts), width), dtype=np.int64)
-        labels = None if self.labels is None else np.zeros_like(tokens)
-        for row, (start, size) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
-            tokens[row, :size] = self.tokens[start : start + size]
-            if self.labels is not None and labels is not None:
-                labels[row, :size] = self.labels[start : start + size]
-        flags = np.zeros(tokens.shape, dtype=bool)
-        flags[:, 0] = restart
-        return _batch(tokens, lengths.astype(np.int64), flags, labels)
-
 
 class Streams(_Batches):
     """The text as `batch_size` contiguous rows, in consecutive slices of `length` (BPTT).
@@ -132,7 +118,7 @@ class Streams(_Batches):
         lengths = lengths[lengths > 0]
         starts = self._row_starts[: len(lengths)] + done
         width = int(lengths[0])
-        return self._rows(starts, lengths, width, restart=index == 0)
+        return _rows(self.tokens, self.labels, starts, lengths, width, restart=index == 0)
 
 
 class Windows(_Batches):
@@ -154,7 +140,7 @@ class Windows(_Batches):
         stop = min(first + self.batch_size * self.length, len(self.tokens))
         starts = np.arange(first, stop, self.length)
         lengths = np.minimum(stop - starts, self.length)
-        return self._rows(starts, lengths, int(lengths[0]), restart=True)
+        return _rows(self.tokens, self.labels, starts, lengths, int(lengths[0]), restart=True)
 
 
 class Packed(_Batches):
@@ -233,14 +219,23 @@ class Packed(_Batches):
 
 
 def _rows(
-    tokens: TokenArray, starts: np.ndarray, lengths: np.ndarray, width: int, *, restart: bool
+    tokens: TokenArray,
+    labels: TokenArray | None,
+    starts: np.ndarray,
+    lengths: np.ndarray,
+    width: int,
+    *,
+    restart: bool,
 ) -> Batch:
     filled = np.zeros((len(starts), width), dtype=np.int64)
+    marks = None if labels is None else np.zeros_like(filled)
     for row, (start, size) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
         filled[row, :size] = tokens[start : start + size]
+        if labels is not None and marks is not None:
+            marks[row, :size] = labels[start : start + size]
     flags = np.zeros(filled.shape, dtype=bool)
     flags[:, 0] = restart
-    return _batch(filled, lengths.astype(np.int64), flags)
+    return _batch(filled, lengths.astype(np.int64), flags, marks)
 
 
 def _batch(

@@ -29,10 +29,10 @@ def labelled(
     A token after which the chain is reset (`reset_id`) must have no label. O(V K) time and memory.
     """
     given = labels >= 0
-    if labels.shape != tokens.shape or label_of_state.shape != (hmm.num_states,):
+    if len(label_of_state) != hmm.num_states:
         raise InputError(
-            f"labels {tuple(labels.shape)} and label_of_state {tuple(label_of_state.shape)} must "
-            f"fit tokens {tuple(tokens.shape)} and {hmm.num_states:,} states."
+            f"label_of_state is for {len(label_of_state):,} states but the HMM has "
+            f"{hmm.num_states:,}; give a label for each state, -1 for none."
         )
     if bool((tokens[given] < 0).any()):
         raise InputError("A missing token has a label; label only tokens that are there.")
