@@ -83,6 +83,17 @@ def train(
         ),
     ] = None,
     epochs: Annotated[int | None, number("--epochs", "Passes over the training text.")] = None,
+    optimiser: Annotated[
+        str | None,
+        typer.Option(
+            help="adamw, em (Baum-Welch, for kind scalar) or gem (gradients towards counts).",
+            metavar="NAME",
+        ),
+    ] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option(help="Labels of the text's words, line by line, _ where unknown; for em."),
+    ] = None,
     learning_rate: Annotated[
         float | None, typer.Option(help="Highest rate.", parser=positive, metavar="NUMBER")
     ] = None,
@@ -119,6 +130,7 @@ def train(
         "model.cluster_by": cluster_by,
         "model.like_hmm_lm": like_hmm_lm or None,
         "train.dropout": dropout,
+        "train.optimiser": optimiser,
         "train.epochs": epochs,
         "train.learning_rate": learning_rate,
         "train.weight_decay": weight_decay,
@@ -127,6 +139,7 @@ def train(
         "data.length": length,
         "data.corpus": None if source is None else str(source),
         "data.text": None if text is None else str(text),
+        "data.labels": None if labels is None else str(labels),
     }
     tables = override(tables, set or [])
     for name, value in named.items():
@@ -181,6 +194,33 @@ def _open(config: Any, stack: ExitStack) -> tuple[Any, str]:
     return Corpus.open(scratch), path.absolute().name.split(".")[0]
 
 
+def _start(corpus: Any, config: Any, device: str) -> tuple[Any, Any]:
+    """The configuration with the sizes of the model to start from, and that model's HMM."""
+    from hmmlm.data.shards import check_vocabulary
+    from hmmlm.model import Model
+    from hmmlm.train.config import with_start
+    from hmmlm.train.memory import check_tables
+
+    if not config.learner.start:
+        return config, None
+    model = Model.load(config.learner.start)
+    check_vocabulary(corpus, model.tokenizer)
+    check_tables(model.hmm.support, device)
+    return with_start(config, model.hmm), model.hmm
+
+
+def _labels(corpus: Any, config: Any) -> Any:
+    """The labels of the words to train on, if there are any."""
+    from hmmlm.data.labels import read_labels
+
+    if not config.data.labels:
+        return None
+    path, held_out = config.data.labels, bool(config.data.text) and "valid" in corpus.splits
+    with progress_bar(f"Reading {path}", None):
+        left_out = HELD_OUT if held_out else 0
+        return read_labels(path, corpus.split("train"), corpus.tokenizer, left_out=left_out)
+
+
 def fit(corpus: Any, out: Path, config: Any, *, device: str, indent: int = 0) -> dict[str, Any]:
     """Trains on an opened corpus with a progress bar, and writes the model."""
     import torch
@@ -188,16 +228,23 @@ def fit(corpus: Any, out: Path, config: Any, *, device: str, indent: int = 0) ->
     from hmmlm.baselines.ngram import Unigram
     from hmmlm.evaluate import HmmLM, evaluate
     from hmmlm.model import Model
+    from hmmlm.params.scalar import Scalar
     from hmmlm.support import Support
     from hmmlm.train.config import make_batches, with_sizes
     from hmmlm.train.estimate import estimate as cost_of
-    from hmmlm.train.loss import HmmLoss
-    from hmmlm.train.sgd import train as train_loop
+    from hmmlm.train.labels import check_labels, share_states
+    from hmmlm.train.learner import make_learner
+    from hmmlm.train.loop import Training
 
     tokens, words = corpus.split("train"), corpus.tokenizer
-    config, reason = with_sizes(config, len(tokens), words.vocab_size)
+    config, start = _start(corpus, config, device)
+    labels, label_of_state = _labels(corpus, config), None
+    tags = () if labels is None else labels.tags
+    config, reason = with_sizes(config, len(tokens), words.vocab_size, len(tags))
     facts: dict[str, Any] = {}
-    if config.model.blocks or config.model.clusters:
+    if start is not None:
+        support = start.support
+    elif config.model.blocks or config.model.clusters:
         support, facts["blocks"] = blocks_support(
             corpus,
             config.model.states,
@@ -209,6 +256,10 @@ def fit(corpus: Any, out: Path, config: Any, *, device: str, indent: int = 0) ->
         )
     else:
         support = Support.dense(words.vocab_size, config.model.states)
+    if labels is not None:
+        label_of_state = share_states(support.num_states, len(tags))
+        check_labels(support, label_of_state, labels, tokens, words)
+        facts["labels"] = {"tags": tags, "states_per_tag": support.num_states // len(tags)}
     cost = cost_of(config, words.vocab_size)
     say(
         f"{config.model.kind}, {support.num_states:,} states{reason}; {cost.parameters:,} "
@@ -218,16 +269,14 @@ def fit(corpus: Any, out: Path, config: Any, *, device: str, indent: int = 0) ->
     )
     check_space(out, cost.file_bytes)
     generator = torch.Generator().manual_seed(config.seed)
-    frequency = Unigram(tokens, words.vocab_size).log_probs.exp().float()
-    model = config.params.build(support, word_probs=frequency, generator=generator).to(device)
-    batches = make_batches(config, tokens)
-    loss = HmmLoss(
-        model,
-        support,
-        dropout=config.dropout,
-        carry=config.data.layout == "streams",
-        reset_id=words.eos_id if config.data.reset else None,
-        seed=config.seed,
+    if start is not None:
+        model = Scalar.from_hmm(start).to(device)
+    else:
+        frequency = Unigram(tokens, words.vocab_size).log_probs.exp().float()
+        model = config.params.build(support, word_probs=frequency, generator=generator).to(device)
+    batches = make_batches(config, tokens, None if labels is None else labels.ids)
+    learner = make_learner(
+        config, model, support, eos_id=words.eos_id, label_of_state=label_of_state
     )
     mode = "streaming" if config.data.layout == "streams" and not config.data.reset else "sentence"
 
@@ -237,17 +286,15 @@ def fit(corpus: Any, out: Path, config: Any, *, device: str, indent: int = 0) ->
         return found.perplexity
 
     began, metrics, best, trouble = time.perf_counter(), [], None, None
-    group = config.train.accumulate or batches.num_batches
-    steps = config.train.epochs * -(-batches.num_batches // group)
-    with progress_bar("Training", steps) as bar:
+    training = Training(
+        learner,
+        batches,
+        settings=config.train,
+        evaluate=validate if "valid" in corpus.splits else None,
+    )
+    with progress_bar("Training", training.steps) as bar:
         try:
-            for step in train_loop(
-                model,
-                loss,
-                batches,
-                settings=config.train,
-                evaluate=validate if "valid" in corpus.splits else None,
-            ):
+            for step in training:
                 metrics.append(step._asdict())
                 if step.val is not None and (best is None or step.val < best):
                     best = step.val

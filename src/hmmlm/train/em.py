@@ -150,5 +150,6 @@ def _write(model: Scalar, tables: Sequence[Tensor], old: HMM, rate: float) -> No
     with torch.no_grad():
         for parameter, table, before in zip(logits, tables, old.fields(), strict=True):
             if rate < 1:
-                table.mul_(rate).add_(before.to(table.dtype).exp(), alpha=1 - rate)
+                before = before.to(table.dtype, copy=True).exp_()
+                table.mul_(rate).add_(before, alpha=1 - rate)
             parameter.copy_(table.log_())
