@@ -63,7 +63,10 @@ def _ours(implementation: str, dtype: torch.dtype) -> Callable[[Problem, str], A
 
 
 def _em_step(hmm: Any, tokens: torch.Tensor) -> Answer:
-    """Our learner's step, from the same tables every time: putting them back is timed too."""
+    """Our learner's step, from the same tables every time: putting them back is timed too.
+
+    Through `.data`, which the learner does not see: they are the log tables that it would write.
+    """
     from hmmlm.data.batches import Batch
     from hmmlm.params.scalar import Scalar
     from hmmlm.train.em import Em
@@ -75,9 +78,8 @@ def _em_step(hmm: Any, tokens: torch.Tensor) -> Answer:
     batch = Batch(tokens, torch.full(tokens.shape[:1], tokens.shape[1]), restart, tokens.numel())
 
     def run() -> tuple:
-        with torch.no_grad():
-            for part, before in zip(model.parameters(), start, strict=True):
-                part.copy_(before)
+        for part, before in zip(model.parameters(), start, strict=True):
+            part.data.copy_(before)
         made = learner.step([batch], 1.0, 0.0)
         return -made.loss * made.tokens, *(part.detach().exp for part in model.parameters())
 

@@ -159,6 +159,6 @@ def test_memory_of_counting_is_what_a_step_takes_within_a_quarter(
         learner = make_learner(config, model, support, eos_id=0)
         best = [value.clone() for value in model.state_dict().values()]  # as training keeps them
         for _ in range(2):
-            learner.step([batch], 0.5, 0.0)
+            learner.step([batch, batch], 0.5, 0.0)
     expected = estimate(config, words).total_memory / LOST
     assert 0.8 * held.peak < expected < 1.25 * held.peak, best[0].shape

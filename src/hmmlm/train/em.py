@@ -1,10 +1,11 @@
 """Expectation maximisation (Baum & Welch) of tables: a learner without gradients."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 
 from hmmlm.data.batches import Batch
 from hmmlm.errors import InputError
@@ -13,8 +14,12 @@ from hmmlm.params.scalar import Scalar
 from hmmlm.support import Support
 from hmmlm.train.expectation import Expectation
 from hmmlm.train.loop import Step
+from hmmlm.transitions import Dense
 
 TIES = ("none", "emit", "trans")
+
+CELLS = 1 << 18
+"""Cells of a table that are written together: they stay in the cache from one pass to the next."""
 
 
 class Em:
@@ -26,8 +31,8 @@ class Em:
     stays as it is, and without a pseudocount what is impossible stays impossible.
 
     `tie`: all states of a block share their distribution over words ("emit") or over the next
-    state ("trans"); the model is tied at once. O(Z^2 + V K) time beyond the expectation; memory of
-    four of the tables.
+    state ("trans"); the model is tied at once. O(Z^2 + V K) time beyond the expectation, and no
+    memory worth mentioning.
     """
 
     def __init__(
@@ -44,11 +49,11 @@ class Em:
             raise InputError(f"tie is {tie!r} but must be one of {', '.join(TIES)}.")
         self.model, self.pseudocount, self.tie = model, pseudocount, tie
         self.expectation = expectation or Expectation()
+        self.written: list[int] = []  # versions of the logits that are log tables
         if tie != "none":
             check_tie(model.support, tie)
-            hmm = self._hmm()  # tables are means over their block: counts of one each
-            fields = [field.double().exp() for field in hmm.fields()]
-            _write(model, maximise(hmm, *fields, tie=tie), hmm, 1.0)
+            hmm = self._hmm()  # the mean over a block: each of its states counts once
+            maximise(model, hmm, *(field.double().exp() for field in hmm.fields()), tie=tie)
 
     def step(self, batches: Iterable[Batch], rate: float, done: float) -> Step:
         if not 0 < rate <= 1:
@@ -57,19 +62,32 @@ class Em:
             )
         hmm = self._hmm()
         sums = self.expectation(hmm, batches)
-        new = maximise(hmm, *sums[:3], pseudocount=self.pseudocount, tie=self.tie)
-        _write(self.model, new, hmm, rate)
+        maximise(self.model, hmm, *sums[:3], pseudocount=self.pseudocount, tie=self.tie, rate=rate)
+        self.written = self._versions()
         return Step(sums.loss, int(sums.tokens), 0.0)
 
     def state(self) -> dict[str, Tensor]:
-        return self.expectation.state()
+        """What is carried, and whether the logits are log tables."""
+        return {
+            **self.expectation.state(),
+            "tables": torch.tensor(self._versions() == self.written),
+        }
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        self.expectation.restore(state)
+        held = dict(state)
+        self.written = self._versions() if bool(held.pop("tables")) else []
+        self.expectation.restore(held)
 
+    def _versions(self) -> list[int]:
+        return [logits._version for logits in _logits(self.model)]
+
+    @torch.no_grad()
     def _hmm(self) -> HMM:
-        with torch.no_grad():
+        """The model's tables; they need no softmax if nobody wrote to them since the last step."""
+        init, trans, emit = _logits(self.model)
+        if self._versions() != self.written:
             return self.model()
+        return HMM(init.detach(), Dense(trans.detach()), emit.detach(), self.model.support)
 
 
 def check_tie(support: Support, tie: str) -> None:
@@ -82,74 +100,93 @@ def check_tie(support: Support, tie: str) -> None:
         )
 
 
+@torch.no_grad()
 def maximise(
-    hmm: HMM,
+    model: Scalar,
+    old: HMM,
     init: Float[Tensor, " Z"],
     trans: Float[Tensor, "Z Z"],
     emit: Float[Tensor, "V K"],
     *,
     pseudocount: float = 0.0,
     tie: str = "none",
-) -> tuple[Tensor, Tensor, Tensor]:
-    """p(z1), p(z' | z) and p(x | z) that make the counts most probable; written over them.
+    rate: float = 1.0,
+) -> None:
+    """The M-step: logits are the logs of old tables moved towards what the counts say.
 
-    A pseudocount is added once to each number that can be learnt. What has no counts at all is as
-    in `hmm`.
+    A pseudocount is added once to each number that can be learnt. `old` may share the logits; the
+    counts are written over.
     """
-    support = hmm.support
-    old_init, old_trans, old_emit = hmm.fields()
-    init = _normalise(init.add_(pseudocount)[None], old_init[None])[0]
+    support, tables = old.support, old.fields()
+    parts = (
+        _transitions(support, init[None], pseudocount, "none"),
+        _transitions(support, trans, pseudocount, tie),
+        _emissions(support, emit, pseudocount, tie),
+    )
+    for logits, table, part in zip(_logits(model), tables, parts, strict=True):
+        _move(logits.view(-1, table.shape[-1]), table.view(-1, table.shape[-1]), rate, part)
+
+
+Part = Callable[[slice], tuple[Tensor, Tensor]]
+"""Counts of some rows of a table, and what each is to be divided by; 0 where there is nothing."""
+
+
+def _transitions(
+    support: Support, counts: Float[Tensor, "N Z"], pseudocount: float, tie: str
+) -> Part:
     if tie == "trans":
         block = _block_of_state(support)
-        sums = trans.new_zeros(len(support.rows), trans.shape[1]).index_add_(0, block, trans)
-        first = support.rows[:, 0]  # all states of a block have the same old row
-        trans = _normalise(sums.add_(pseudocount), old_trans[first])[block]
-    else:
-        trans = _normalise(trans.add_(pseudocount), old_trans)
+        tied = counts.new_zeros(len(support.rows), counts.shape[1]).index_add_(0, block, counts)
+        totals = tied.add_(pseudocount).sum(1, keepdim=True)
+        return lambda rows: (tied[block[rows]], totals[block[rows]])
+    totals = _plus(counts, pseudocount).sum(1, keepdim=True)
+    return lambda rows: (counts[rows], totals[rows])
+
+
+def _emissions(
+    support: Support, counts: Float[Tensor, "V K"], pseudocount: float, tie: str
+) -> Part:
     if support.is_dense:
-        emit.add_(pseudocount)
-        total = emit.sum(0)
-        return init, trans, _over(emit, total, old_emit)
-    cells = support.rows[support.row_of_word]  # (V, K)
-    real = cells >= 0
+        totals = _plus(counts, pseudocount).sum(0, keepdim=True)
+        return lambda rows: (counts[rows], totals)
+    row_of_word, cells = support.row_of_word, support.rows[support.row_of_word]  # (V, K)
     if tie == "emit":
-        words = emit.sum(1).add_(pseudocount)  # (V,)
-        total = words.new_zeros(len(support.rows)).index_add_(0, support.row_of_word, words)
-        emit = words[:, None] * real
-        return init, trans, _over(emit, total[support.row_of_word][:, None], old_emit)
-    emit.add_(real, alpha=pseudocount)
-    total = emit.new_zeros(hmm.num_states + 1)
-    total.index_add_(0, cells.flatten() % len(total), emit.flatten())  # padding: the spare cell
-    return init, trans, _over(emit, total[cells], old_emit)
+        tied = counts.sum(1, keepdim=True).add_(pseudocount)  # (V, 1)
+        totals = tied.new_zeros(len(support.rows), 1).index_add_(0, row_of_word, tied)
+        return lambda rows: (tied[rows] * (cells[rows] >= 0), totals[row_of_word[rows]])
+    _plus(counts, pseudocount).masked_fill_(cells < 0, 0.0)
+    totals = counts.new_zeros(support.num_states + 1)  # padding: the spare cell, also [-1]
+    totals.index_add_(0, cells.flatten() % len(totals), counts.flatten())
+    return lambda rows: (counts[rows], totals[cells[rows]])
 
 
-def _normalise(counts: Float[Tensor, "N Z"], old: Float[Tensor, "N Z"]) -> Float[Tensor, "N Z"]:
-    return _over(counts, counts.sum(1, keepdim=True), old)
+def _plus(counts: Tensor, pseudocount: float) -> Tensor:
+    return counts.add_(pseudocount) if pseudocount else counts
 
 
-def _over(counts: Tensor, total: Tensor, old: Tensor) -> Tensor:
-    """counts / total in place; where the total is zero, what the old table has."""
-    counts /= torch.where(total > 0, total, 1.0)
-    empty = total == 0
-    if bool(empty.any()):
-        empty = empty.expand_as(counts)
-        counts[empty] = old[empty].to(counts.dtype).exp()
-    return counts
+def _move(logits: Float[Tensor, "N W"], old: Float[Tensor, "N W"], rate: float, part: Part) -> None:
+    """log(rate * counts / total + (1 - rate) * old), old where the total is zero."""
+    step = max(1, CELLS // logits.shape[1])
+    for start in range(0, len(logits), step):
+        rows = slice(start, start + step)
+        counts, total = part(rows)
+        some = total > 0
+        new = counts / torch.where(some, total, 1.0)
+        if rate < 1 or not bool(some.all()):
+            before = old[rows].to(new.dtype).exp()
+            new = torch.where(some, rate * new + (1 - rate) * before, before)
+        # The log of 0 takes ten times as long as others, so it is made of the least number.
+        least = torch.finfo(new.dtype).tiny
+        log_new = torch.threshold_(new.clamp_(min=least).log_(), math.log(least) + 0.5, -torch.inf)
+        logits[rows] = log_new
 
 
-def _block_of_state(support: Support) -> Tensor:
+def _block_of_state(support: Support) -> Int[Tensor, " Z"]:
     block = torch.empty(support.num_states, dtype=torch.long, device=support.rows.device)
     places, slots = (support.rows >= 0).nonzero(as_tuple=True)
     block[support.rows[places, slots]] = places
     return block
 
 
-def _write(model: Scalar, tables: Sequence[Tensor], old: HMM, rate: float) -> None:
-    """Moves the tables of a model towards new ones, in probability."""
-    logits = (model.init_logits, model.trans_logits, model.emit_logits)
-    with torch.no_grad():
-        for parameter, table, before in zip(logits, tables, old.fields(), strict=True):
-            if rate < 1:
-                before = before.to(table.dtype, copy=True).exp_()
-                table.mul_(rate).add_(before, alpha=1 - rate)
-            parameter.copy_(table.log_())
+def _logits(model: Scalar) -> tuple[nn.Parameter, nn.Parameter, nn.Parameter]:
+    return model.init_logits, model.trans_logits, model.emit_logits

@@ -124,14 +124,14 @@ def count_parameters(config: Config, vocab_size: int) -> int:
 def _counted(config: Config, phases: list[dict[str, int]], trans: int, cells: int) -> list[dict]:
     """The phases of a step of EM: counts of tables without gradients, then the M-step.
 
-    Sums are in float64, two of our numbers each. Of operations, those of gradients are left in.
+    Sums are in float64, two of our numbers each. EM writes its tables piece by piece: what it needs
+    most for are ids of cells.
     """
     dense, sums = not config.model.blocks, 2 * (trans + cells)
     counting = {key: value for key, value in phases[0].items() if key in ("messages", "tiles")}
     counting |= {"transitions": (4 if dense else 2) * trans, "emissions": 2 * cells, "sums": sums}
     if config.learner.optimiser == "em":
-        most = max(2 * trans, (2 if dense else 7) * cells)
-        made = {"transitions": trans, "emissions": cells, "sums": sums, "update": most}
+        made = {"transitions": trans, "emissions": (1 if dense else 7) * cells, "sums": sums}
     else:
         made = {**phases[1], "sums": sums + trans}
     return [counting, made]

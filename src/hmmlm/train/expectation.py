@@ -20,7 +20,10 @@ from hmmlm.transitions import Dense
 
 
 class Sums(NamedTuple):
-    """Expected starts, transitions and emissions, log p and the number of tokens, in float64."""
+    """Expected starts, transitions and emissions, log p and the number of tokens.
+
+    In float64, but for the tables of counts of a single batch, which are in the model's type.
+    """
 
     init: Float[Tensor, " Z"]
     trans: Float[Tensor, "Z Z"]
@@ -65,18 +68,21 @@ class Expectation:
         Raises where a row of tokens has probability zero.
         """
         assert isinstance(hmm.transitions, Dense)
-        sums = [torch.zeros_like(field, dtype=torch.float64) for field in hmm.fields()]
+        sums: list[Tensor] = []
         evidence, tokens, impossible = torch.zeros(3, dtype=torch.float64, device=hmm.device)
         for batch in batches:
             fields, log_evidence = self._count(hmm, batch)
-            for total, field in zip(sums, fields, strict=True):
+            sums = [total.double() for total in sums]
+            for total, field in zip(sums, fields, strict=bool(sums)):
                 total += field
+            sums = sums or list(fields)
             gone = torch.isneginf(log_evidence)
             evidence += log_evidence[~gone].sum()
             impossible += gone.sum()
             tokens += batch.num_tokens
         sums += [evidence, tokens, impossible]
         if self.reduce is not None:
+            sums = [total.double() for total in sums]
             self.reduce(sums)
         if (rows := int(sums.pop())) > 0:
             raise InputError(

@@ -48,7 +48,7 @@ class GeneralisedEm:
         with torch.no_grad():
             hmm = self.model()
             tables = with_table(hmm)
-            sums = self.expectation(tables, batches)
+            sums = Sums(*(total.double() for total in self.expectation(tables, batches)))
             if self.pseudocount:
                 for total, table in zip(sums[:3], tables.fields(), strict=True):
                     total.add_(torch.isfinite(table), alpha=self.pseudocount)
