@@ -242,6 +242,9 @@ def fit(corpus: Any, out: Path, config: Any, *, device: str, indent: int = 0) ->
     tags = () if labels is None else labels.tags
     config, reason = with_sizes(config, len(tokens), words.vocab_size, len(tags))
     facts: dict[str, Any] = {}
+    if labels is not None:
+        label_of_state = share_states(config.model.states, len(tags))
+        facts["labels"] = {"tags": tags, "states_per_tag": config.model.states // len(tags)}
     if start is not None:
         support = start.support
     elif config.model.blocks or config.model.clusters:
@@ -256,10 +259,8 @@ def fit(corpus: Any, out: Path, config: Any, *, device: str, indent: int = 0) ->
         )
     else:
         support = Support.dense(words.vocab_size, config.model.states)
-    if labels is not None:
-        label_of_state = share_states(support.num_states, len(tags))
+    if label_of_state is not None:
         check_labels(support, label_of_state, labels, tokens, words)
-        facts["labels"] = {"tags": tags, "states_per_tag": support.num_states // len(tags)}
     cost = cost_of(config, words.vocab_size)
     say(
         f"{config.model.kind}, {support.num_states:,} states{reason}; {cost.parameters:,} "
