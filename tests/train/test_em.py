@@ -102,6 +102,30 @@ def climb(model: Scalar, batches: list[Batch], pseudocount: float, tie: str) -> 
     assert reached[-1] > reached[0] + 0.01
 
 
+def test_tied_counts_are_summed_and_each_number_has_one_pseudocount():
+    """By hand, from the counts: words 0 and 3 come from state 0, the others from 1, 2 and 3."""
+    hmm = make_hmm("uneven")
+    batch = make_batch(hmm.support, 0)
+    for tie in ("emit", "trans"):
+        model = Scalar.from_hmm(hmm)
+        learner = Em(model, pseudocount=0.5, tie=tie)
+        how = {"lengths": batch.lengths, "restart": batch.restart}
+        counted = inference.counts(model().detach(), batch.tokens, **how)
+        learner.step([batch], 1.0, 0.0)
+        now = model().detach()
+        if tie == "emit":
+            sums = counted.emit.sum(1) + 0.5
+            for words, slots in (([0, 3], 1), ([1, 2, 4], 3)):
+                expected = (sums[words] / sums[words].sum()).log()[:, None].expand(-1, slots)
+                torch.testing.assert_close(now.log_emit[words, :slots], expected)
+        else:
+            sums = counted.trans[1:].sum(0) + 0.5
+            expected = (sums / sums.sum()).log().expand(3, -1)
+            torch.testing.assert_close(now.transitions.rows(1, 4), expected)
+            alone = counted.trans[0] + 0.5
+            torch.testing.assert_close(now.transitions.rows(0, 1)[0], (alone / alone.sum()).log())
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_step_is_that_of_hmmlearn(seed):
     with warnings.catch_warnings():
@@ -266,6 +290,23 @@ def test_gradients_towards_counts_never_lower_the_evidence(kind, support, rate):
     assert all(b >= a - 1e-9 for a, b in itertools.pairwise(reached)), reached
     assert rate > 1 or reached[-1] > reached[0] + 0.1
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_gradients_towards_counts_and_pseudocounts():
+    generator = torch.Generator().manual_seed(0)
+    settings = lowrank.Settings(width=4, scale=1.0)
+    model = settings.build(make_support("uneven"), generator=generator, dtype=torch.float64)
+    batches, pseudocount = [make_batch(model.support, 0)], 20.0
+    learner = GeneralisedEm(
+        model, settings=TrainSettings(weight_decay=0.0), gradient_steps=3, pseudocount=pseudocount
+    )
+    reached, priors = [], []
+    for _ in range(6):
+        priors.append(log_prior(with_table(model().detach()), "none"))
+        reached.append(log_evidence(model, batches) + pseudocount * priors[-1])
+        learner.step(batches, 0.05, 0.0)
+    assert all(b >= a - 1e-9 for a, b in itertools.pairwise(reached)), reached
+    assert priors[-1] > priors[0] + 1
 
 
 def test_weights_stay_where_no_rate_helps(monkeypatch):

@@ -259,7 +259,7 @@ def fit(corpus: Any, out: Path, config: Any, *, device: str, indent: int = 0) ->
         )
     else:
         support = Support.dense(words.vocab_size, config.model.states)
-    if label_of_state is not None:
+    if labels is not None and label_of_state is not None:
         check_labels(support, label_of_state, labels, tokens, words)
     cost = cost_of(config, words.vocab_size)
     say(
