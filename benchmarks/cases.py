@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-QUANTITIES = ("log-likelihood", "counts")
+QUANTITIES = ("log-likelihood", "counts", "em-step")
 
 CPU = (
     "dense-z64-v10000-b16-t256",
@@ -47,11 +47,12 @@ class Case:
     def bytes(self, what: str) -> int:
         """What has to be read and written at least once, in float32.
 
-        Transitions, the emission rows of the tokens, and for counts the two tables of counts.
+        Transitions, the emission rows of the tokens, for counts the two tables of counts, and for
+        an EM step the two new tables as well.
         """
         inputs = self.states**2 + self.tokens_per_call * self.states
-        outputs = 0 if what == "log-likelihood" else self.states**2 + self.words * self.states
-        return 4 * (inputs + outputs)
+        tables = {"log-likelihood": 0, "counts": 1, "em-step": 2}[what]
+        return 4 * (inputs + tables * (self.states**2 + self.words * self.states))
 
 
 @dataclass(frozen=True)

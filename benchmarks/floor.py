@@ -8,7 +8,10 @@ from benchmarks.cases import Case
 
 
 def floor(case: Case, what: str) -> Callable[[], None]:
-    """log-likelihood: T products (B x Z)(Z x Z). counts: twice those, and one (Z x BT)(BT x Z)."""
+    """log-likelihood: T products (B x Z)(Z x Z). counts: twice those, and one (Z x BT)(BT x Z).
+
+    An EM step has the products of the counts.
+    """
     generator = torch.Generator().manual_seed(0)
     states, batch = case.states, case.batch
     matrix = torch.rand(states, states, generator=generator)

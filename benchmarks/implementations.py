@@ -1,13 +1,16 @@
-"""Everyone who computes the two quantities, each in its fastest documented way.
+"""Everyone who computes the quantities, each in its fastest documented way.
 
 An implementation prepares its own form of the tables once and then answers with no arguments:
 log-likelihood with the log-probability of each row (or one total), counts with
-(log-probability, starts (Z,), transitions (Z, Z), emissions (V, Z)).
+(log-probability, starts (Z,), transitions (Z, Z), emissions (V, Z)), an EM step with the
+log-probability before it and the new probabilities in the same order. A part that is a function
+is called where the answer is checked, and not timed: nobody needs probabilities and their logs.
 """
 
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,14 +49,46 @@ def _ours(implementation: str, dtype: torch.dtype) -> Callable[[Problem, str], A
         tokens = problem.tokens
         if what == "log-likelihood":
             return lambda: log_prob(hmm, tokens, implementation=implementation).log_evidence
+        if what == "em-step" and implementation == "auto":
+            return _em_step(hmm, tokens)
 
         def run() -> tuple:
             result = counts(hmm, tokens, implementation=implementation)
-            return result.log_evidence, result.init, result.trans, result.emit
+            answer = result.log_evidence, result.init, result.trans, result.emit
+            return answer if what == "counts" else _normalised(*answer)
 
         return run
 
     return prepare
+
+
+def _em_step(hmm: Any, tokens: torch.Tensor) -> Answer:
+    """Our learner's step, from the same tables every time: putting them back is timed too.
+
+    Through `.data`, which the learner does not see: they are the log tables that it would write.
+    """
+    from hmmlm.data.batches import Batch
+    from hmmlm.params.scalar import Scalar
+    from hmmlm.train.em import Em
+
+    model = Scalar.from_hmm(hmm)
+    learner, start = Em(model), [part.detach().clone() for part in model.parameters()]
+    restart = torch.zeros_like(tokens, dtype=torch.bool)
+    restart[:, 0] = True
+    batch = Batch(tokens, torch.full(tokens.shape[:1], tokens.shape[1]), restart, tokens.numel())
+
+    def run() -> tuple:
+        for part, before in zip(model.parameters(), start, strict=True):
+            part.data.copy_(before)
+        made = learner.step([batch], 1.0, 0.0)
+        return -made.loss * made.tokens, *(part.detach().exp for part in model.parameters())
+
+    return run
+
+
+def _normalised(log_prob: Any, init: Any, trans: Any, emit: Any) -> tuple:
+    """The M-step: tables out of counts."""
+    return log_prob, init / init.sum(), trans / trans.sum(1)[:, None], emit / emit.sum(0)
 
 
 def _plain(dtype: torch.dtype) -> Callable[[Problem, str], Answer]:
@@ -63,13 +98,15 @@ def _plain(dtype: torch.dtype) -> Callable[[Problem, str], Answer]:
             for table in (problem.log_init, problem.log_trans, problem.log_emit)
         ]
         run = plain.log_likelihood if what == "log-likelihood" else plain.counts
+        if what == "em-step":
+            return lambda: _normalised(*run(*tables, problem.tokens))
         return lambda: run(*tables, problem.tokens)
 
     return prepare
 
 
 def _hmmlearn(problem: Problem, what: str) -> Answer:
-    """`score`, and one EM iteration of `fit` stopped where the M-step would begin."""
+    """`score`, and one EM iteration of `fit`, for counts stopped where the M-step would begin."""
     import logging
 
     from hmmlearn.hmm import CategoricalHMM
@@ -80,21 +117,36 @@ def _hmmlearn(problem: Problem, what: str) -> Answer:
         def _do_mstep(self, stats):
             self.stats = stats
 
-    model = Counter(
+    kind = CategoricalHMM if what == "em-step" else Counter
+    model = kind(
         problem.case.states,
         implementation="scaling",
         n_iter=1,
         init_params="",
         n_features=problem.case.words,
     )
-    model.startprob_, model.transmat_ = (
-        table.double().softmax(-1).numpy() for table in (problem.log_init, problem.log_trans)
-    )
-    model.emissionprob_ = problem.log_emit.double().softmax(0).T.contiguous().numpy()
+    tables = {
+        "startprob_": problem.log_init.double().softmax(-1).numpy(),
+        "transmat_": problem.log_trans.double().softmax(-1).numpy(),
+        "emissionprob_": problem.log_emit.double().softmax(0).T.contiguous().numpy(),
+    }
+    for name, table in tables.items():
+        setattr(model, name, table)
     tokens = problem.tokens.reshape(-1, 1).numpy()
     lengths = [problem.tokens.shape[1]] * problem.tokens.shape[0]
     if what == "log-likelihood":
         return lambda: model.score(tokens, lengths)
+
+    if what == "em-step":
+
+        def step() -> tuple:
+            for name, table in tables.items():
+                setattr(model, name, table)
+            model.fit(tokens, lengths)
+            new = (model.startprob_, model.transmat_, model.emissionprob_.T)
+            return model.monitor_.history[-1], *new
+
+        return step
 
     def run() -> tuple:
         model.fit(tokens, lengths)
@@ -131,14 +183,15 @@ def _pomegranate(problem: Problem, what: str) -> Answer:
         trans, log_posterior, starts, _, log_prob = model.forward_backward(emissions=gather())
         emit = torch.zeros_like(problem.log_emit)
         emit.index_add_(0, tokens.flatten(), log_posterior.exp().reshape(-1, states))
-        return log_prob, starts.sum(0), trans.sum(0), emit
+        answer = log_prob, starts.sum(0), trans.sum(0), emit
+        return answer if what == "counts" else _normalised(*answer)
 
     return run
 
 
 def _pomegranate_skip(case: Case, what: str) -> str | None:
     needed = 3 * 4 * case.batch * (case.steps - 1) * case.states**2
-    if what == "counts" and needed > 4 << 30:
+    if what != "log-likelihood" and needed > 4 << 30:
         return f"needs about {needed / 2**30:,.0f} GiB: Z x Z numbers for every token, three times"
     return None
 
@@ -179,7 +232,8 @@ def _dynamax(own_pairs: bool) -> Callable[[Problem, str], Answer]:
             else:
                 pairs = result.trans_probs.sum(0)
             emit = jnp.zeros_like(log_emit).at[tokens].add(result.smoothed_probs)
-            return result.marginal_loglik, result.initial_probs.sum(0), pairs, emit
+            answer = result.marginal_loglik, result.initial_probs.sum(0), pairs, emit
+            return answer if what == "counts" else _normalised(*answer)
 
         run = score if what == "log-likelihood" else count
         return lambda: jax.block_until_ready(run(init, trans, log_emit, tokens))
@@ -194,7 +248,7 @@ def _only_small(case: Case, what: str) -> str | None:
 
 
 def _only_counts(case: Case, what: str) -> str | None:
-    return None if what == "counts" else "differs from dynamax in the counts only"
+    return "differs from dynamax in the counts only" if what == "log-likelihood" else None
 
 
 IMPLEMENTATIONS = {

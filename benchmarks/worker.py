@@ -79,6 +79,7 @@ def _save(call: Callable[[], object], path: str) -> float:
     answer = call()
     seconds = time.perf_counter() - begin
     parts = answer if isinstance(answer, tuple) else (answer,)
+    parts = [part() if callable(part) else part for part in parts]
     arrays = [np.asarray(part, dtype=np.float64) for part in parts]
     np.savez(path, *[arrays[0].sum()], *arrays[1:])
     return seconds

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # benchmarks/ is no part of the wheel
 
-from benchmarks.cases import CPU, SMOKE, Case  # noqa: E402
+from benchmarks.cases import CPU, QUANTITIES, SMOKE, Case  # noqa: E402
 
 from benchmarks import run  # noqa: E402
 
@@ -31,7 +31,7 @@ def test_smoke(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads(done.stdout.splitlines()[-1])
-    assert summary["ok"] and set(summary["cases"][SMOKE[0]]) == {"log-likelihood", "counts"}
+    assert summary["ok"] and set(summary["cases"][SMOKE[0]]) == set(QUANTITIES)
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert {line["implementation"] for line in lines} >= {"hmmlm", "hmmlm-reference", "pytorch"}
     for line in lines:
@@ -64,5 +64,6 @@ def test_the_cases_are_those_of_the_issue() -> None:
     assert {(case.words, case.batch, case.steps) for case in cases} == {(10_000, 16, 256)}
     assert cases[0].flops("log-likelihood") == 2 * 16 * 64 * 64 * 256
     assert cases[0].flops("counts") == 3 * cases[0].flops("log-likelihood")
+    assert cases[0].flops("em-step") == cases[0].flops("counts")
     with pytest.raises(SystemExit, match="No such case: dense-64"):
         Case.parse("dense-64")

@@ -98,6 +98,89 @@ def test_settings_that_are_refused(place, refused, options, message):
     assert tree(place) == before
 
 
+EM = ["--kind=scalar", "--optimiser=em", "--batch-size=4", "--length=64"]
+
+
+def test_baum_welch_on_the_command_line(place, call):
+    answer = call("train", "corpus", "--states=12", "--blocks=4", *EM, "--out=new", "--epochs=4")
+    assert answer.status == 0, answer.err
+    lines = [json.loads(line) for line in Path("new/metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines]
+    assert len(losses) == 4 and losses == sorted(losses, reverse=True)
+    assert training("new")["train"]["optimiser"] == "em"
+    polish = ["--set=train.start=new", "--epochs=1", *EM]
+    assert call("train", "corpus", *polish, "--out=more").status == 0
+    again = json.loads(Path("more/metrics.jsonl").read_text().splitlines()[0])
+    assert again["loss"] < losses[-1] and Model.load("more").hmm.support.rows.shape == (4, 3)
+    assert training("more")["model"]["blocks"] == 4
+
+
+def test_polishing_a_low_rank_model_as_tables(place, call):
+    sizes = ["--states=12", "--blocks=4", *FEW]
+    assert call("train", "corpus", *sizes, "--out=rough").status == 0
+    before = last_json(call("evaluate", "rough", "corpus", "--split=train", "--json").out)
+    polish = ["--set=train.start=rough", "--epochs=3", *EM, "--set=train.pseudocount=0"]
+    assert call("train", "corpus", *polish, "--out=fine").status == 0
+    after = json.loads(Path("fine/metrics.jsonl").read_text().splitlines()[-1])
+    assert after["perplexity"] < before["perplexity"]
+    assert call("train", "corpus", "--set=train.optimiser=gem", *sizes, "--out=gem").status == 0
+
+
+def test_labels_on_the_command_line(place, call):
+    tags = {"the": "D", "a": "D", ".": "P", "sees": "V", "likes": "V", "red": "A", "blue": "A"}
+
+    def write(name: str, text: str) -> None:
+        lines = Path(text).read_text().splitlines()
+        marks = [" ".join(tags.get(word, "N") for word in line.split()) for line in lines]
+        marks = [line if i % 5 == 0 else "_" + line[1:] for i, line in enumerate(marks)]
+        Path(name).write_text("".join(line + "\n" for line in marks))
+
+    write("labels.txt", "text.txt")
+    options = [*EM, "--labels=labels.txt", "--epochs=3"]
+    answer = call("train", "corpus", "--states=10", *options, "--out=new")
+    assert answer.status == 0, answer.err
+    kept = json.loads(Path("new/config.json").read_text())["labels"]
+    assert kept == {"tags": ["A", "D", "N", "P", "V"], "states_per_tag": 2}
+    tagged = Model.load("new").viterbi("the red dog sees a bird .")[0]
+    assert [state // 2 for state in tagged.states[:-1]] == [1, 0, 2, 4, 1, 2, 3]
+    # Of plain text, every twentieth line is held out, and its labels with it.
+    held = call("train", "--text=text.txt", "--states=10", *options, "--out=plain")
+    assert held.status == 0, held.err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--optimiser=em"], "em learns tables, so kind must be scalar, not lowrank; use optimis"),
+        ([*EM, "--dropout=0.1"], "dropout is 0.1 but optimiser em counts on all states"),
+        (["--labels=x.txt"], "labels needs expected counts; use optimiser em or gem"),
+        ([*EM, "--labels=valid.txt", "--states=8"], "valid.txt ends after 30 lines but the text"),
+        ([*EM, "--labels=text.txt", "--states=8"], "8 states cannot be shared equally among 11 t"),
+        ([*EM, "--set=train.start=corpus"], "corpus"),
+        ([*EM, "--set=train.start=model", "--states=5"], "states is 5 but model has 4"),
+    ],
+)
+def test_em_that_is_refused(place, refused, options, message):
+    assert message in refused("train", "corpus", "--out=new", *options)
+
+
+def test_labels_that_blocks_rule_out(place, call):
+    Path("labels.txt").write_text("D " * 7 + "\n" + "E " * 7 + "\n" + "_ " * 7 + "\n")
+    Path("few.txt").write_text("".join(Path("text.txt").read_text().splitlines(True)[:3]))
+    options = ["--text=few.txt", "--labels=labels.txt", "--states=8", "--blocks=4", "--out=new"]
+    answer = call("train", *EM, *options)
+    assert answer.status == 2 and not Path("new").exists()
+    assert "but may come from none of its 4 states; use model.blocks=0, so that" in answer.err
+
+
+def test_tables_too_large_to_start_from(place, refused, monkeypatch):
+    from hmmlm.train import memory
+
+    monkeypatch.setattr(memory, "free_memory", lambda device: 100)
+    message = refused("train", "corpus", "--out=new", *EM, "--set=train.start=model")
+    assert "Tables of 4 x 4 transitions and " in message and "are free; use fewer" in message
+
+
 def test_estimate(place, call):
     options = ["--set=model.kind=mlp", "--set=model.states=32768", "--set=model.blocks=128"]
     answer = call("estimate", *options, "--vocab=10000", "--json")

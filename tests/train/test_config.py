@@ -4,10 +4,27 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
 
+from hmmlm.data.labels import Labels
+from hmmlm.data.shards import TokenArray
+from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.errors import InputError
 from hmmlm.params import lowrank, mlp
-from hmmlm.train.config import KINDS, RECIPES, make_config, override, read_config
+from hmmlm.support import Support
+from hmmlm.train import memory
+from hmmlm.train.config import (
+    KINDS,
+    RECIPES,
+    make_config,
+    override,
+    read_config,
+    with_sizes,
+    with_start,
+)
+from hmmlm.train.labels import check_labels, share_states
+from hmmlm.train.memory import check_tables
+from models import make_hmm
 
 
 def test_nothing_given_is_a_whole_configuration():
@@ -92,3 +109,118 @@ def test_every_setting_is_of_a_type_that_can_be_read():
     for kind in KINDS.values():
         for field in dataclasses.fields(kind.Settings):
             assert field.type in ("int", "float", "bool", "str", int, float, bool, str)
+
+
+EM = {"model": {"kind": "scalar"}, "train": {"optimiser": "em"}}
+
+
+def em(**train) -> dict:
+    return {**EM, "train": {**EM["train"], **train}}
+
+
+def test_the_recipes_of_em():
+    config = make_config(EM)
+    train = config.train
+    assert (train.accumulate, train.schedule, train.learning_rate) == (0, "constant", 1.0)
+    assert train.warmup_steps == 0 and config.dropout.rate == 0
+    assert config.learner.pseudocount == 0.01 and config.learner.tie == "none"
+    stepwise = make_config(em(accumulate=8)).train
+    assert (stepwise.schedule, stepwise.schedule_power) == ("power", 0.6)
+    assert stepwise.learning_rate < 1
+    assert make_config(em(accumulate=8, schedule="constant")).train.schedule == "constant"
+    neural = make_config({"model": {"kind": "mlp"}, "train": {"optimiser": "gem"}})
+    assert neural.train.learning_rate == RECIPES["mlp"]["learning_rate"]
+    assert (neural.train.accumulate, neural.dropout.rate) == (0, 0.0)
+    for config in (make_config(em(tie="emit", accumulate=3)), neural):
+        assert make_config(config.as_tables()) == config
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        (
+            {"train": {"optimiser": "em"}},
+            "em learns tables, so kind must be scalar, not lowrank; use optimiser gem, or kind "
+            "scalar with train.start",
+        ),
+        (em(dropout=0.25), r"dropout is 0\.25 but optimiser em counts on all states: it must be 0"),
+        (em(dropout_last=0.1), "and dropout_last left out"),
+        (em(precision="bf16"), "precision is bf16 but optimiser em counts in float32"),
+        (em(learning_rate=1.5), r"learning_rate is 1\.5 but that of em is .*: at most 1"),
+        (em(average=0.9), r"average is 0\.9 but must be 0: logits of probability zero"),
+        (em(pseudocount=-1), r"pseudocount is -1\.0 but must be at least 0"),
+        (em(tie="rows"), "tie is 'rows' but must be one of none, emit, trans"),
+        (em(gradient_steps=0), "gradient_steps is 0 but must be at least 1"),
+        ({"train": {"optimiser": "sgd"}}, "optimiser is 'sgd' but must be one of adamw, em, gem"),
+        ({"train": {"optimiser": 3}}, r"train\.optimiser is 3 but must be a text"),
+        ({"train": {"pseudocount": 0.1}}, "pseudocount needs expected counts; use optimiser em"),
+        ({"data": {"labels": "x"}}, "labels needs expected counts; use optimiser em or gem"),
+        ({"train": {"optimiser": "gem", "tie": "emit"}}, "tie is emit but only optimiser em ties"),
+        ({"train": {"start": "x"}}, "the tables to begin with, so kind must be scalar, not lowr"),
+        ({"model": {"kind": "scalar"}, "train": {"start": "x", "average": 0.5}}, "must be 0: log"),
+    ],
+)
+def test_what_em_refuses(tables, message):
+    with pytest.raises(InputError, match=message):
+        make_config(tables)
+
+
+def test_sizes_with_tags_are_multiples_of_their_number():
+    config, reason = with_sizes(make_config(EM), 25_000, 5000, tags=45)
+    assert (config.model.states, config.model.blocks) == (1035, 0)
+    assert reason == ", chosen for 25,000 tokens"
+    assert with_sizes(make_config(EM), 25_000, 5000)[0].model.blocks == 32
+
+
+def test_sizes_of_the_model_to_start_from():
+    def started(kind, **model):
+        tables = {"model": {"kind": "scalar", **model}, "train": {"start": "old"}}
+        return with_start(make_config(tables), make_hmm(kind)).model
+
+    assert (started("blocks").states, started("blocks").blocks) == (4, 2)
+    assert started("dense", states=3).blocks == 0 and started("ragged").blocks == 0
+    with pytest.raises(InputError, match="states is 5 but old has 4; leave it out"):
+        started("blocks", states=5)
+    for wrong in ({"blocks": 4}, {"clusters": "paths"}):
+        with pytest.raises(InputError, match="old, which has its own emission blocks; leave out"):
+            started("blocks", **wrong)
+
+
+def test_tables_that_do_not_fit_the_memory(monkeypatch):
+    monkeypatch.setattr(memory, "free_memory", lambda device: 10**9)
+    check_tables(Support.dense(100, 5000))
+    with pytest.raises(
+        InputError, match=r"6,000 x 6,000 transitions and 100 x 6,000 .* 1\.3 GB .* but 1\.0 GB are"
+    ):
+        check_tables(Support.dense(100, 6000))
+    monkeypatch.undo()
+    free = memory.free_memory(torch.device("cpu"))
+    assert free is None or free > 0
+
+
+@pytest.mark.parametrize(
+    ("states", "message"),
+    [
+        (10, "10 states cannot be shared equally among 4 tags; use 8 or 12 states"),
+        (3, "3 states cannot be shared equally among 4 tags; use 4 states"),
+    ],
+)
+def test_states_that_tags_cannot_share(states, message):
+    assert share_states(8, 4).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    with pytest.raises(InputError, match=message):
+        share_states(states, 4)
+
+
+def test_a_label_that_no_state_of_its_word_has():
+    words = Tokenizer.words({"a": 3, "b": 2, "c": 1})
+    ids = [words.id(word) for word in "abcab"]
+    tokens = TokenArray.from_ids(ids, eos_id=words.eos_id)
+    labels = Labels(("N", "V"), TokenArray.from_ids([1, 2, 0, 0, 2], eos_id=1))
+    blocks = Support.from_clusters([0, 0, 0, 1, 1], 2)  # <unk> <eos> a | b c
+    check_labels(blocks, share_states(4, 2), labels, tokens, words)
+    wrong = labels._replace(ids=TokenArray.from_ids([1, 1, 0, 0, 2], eos_id=1))
+    with pytest.raises(
+        InputError, match=r"The word 'b' has the label 'N' but may come from none of its 2 states"
+    ):
+        check_labels(blocks, share_states(4, 2), wrong, tokens, words)
+    check_labels(Support.dense(5, 4), share_states(4, 2), wrong, tokens, words)

@@ -13,6 +13,7 @@ from hmmlm.params import lowrank, mlp, scalar, transformer
 from hmmlm.support import Support
 from hmmlm.train.config import make_config
 from hmmlm.train.estimate import LOST, count_parameters, estimate
+from hmmlm.train.learner import make_learner
 from hmmlm.train.loss import HmmLoss
 
 SETTINGS = [
@@ -125,5 +126,40 @@ def test_memory_is_what_a_step_takes_within_a_quarter(kind, states, blocks, drop
             optimiser.zero_grad()
             loss(batch, 0.0).backward()
             optimiser.step()
+    expected = estimate(config, words).total_memory / LOST
+    assert 0.8 * held.peak < expected < 1.25 * held.peak, best[0].shape
+
+
+@pytest.mark.parametrize(
+    "kind, states, blocks, words, optimiser",
+    [
+        ("scalar", 512, 0, 5000, "em"),
+        ("scalar", 2048, 32, 5000, "em"),
+        ("scalar", 256, 8, 20_000, "em"),
+        ("lowrank", 1040, 65, 1900, "gem"),
+        ("mlp", 512, 0, 3000, "gem"),
+    ],
+)
+def test_memory_of_counting_is_what_a_step_takes_within_a_quarter(
+    kind, states, blocks, words, optimiser
+):
+    config = make_config(
+        {
+            "model": {"kind": kind, "states": states, "blocks": blocks},
+            "train": {"optimiser": optimiser, "gradient_steps": 2},
+        }
+    )
+    generator = torch.Generator().manual_seed(0)
+    support = Support.dense(words, states)
+    if blocks:
+        support = Support.from_clusters(torch.arange(words) % blocks, states // blocks)
+    tokens = torch.randint(words, (16, 64), generator=generator)
+    batch = Batch(tokens, torch.full((16,), 64), torch.rand(tokens.shape) < 0.05, 1024)
+    with Held() as held:
+        model = config.params.build(support, generator=generator)
+        learner = make_learner(config, model, support, eos_id=0)
+        best = [value.clone() for value in model.state_dict().values()]  # as training keeps them
+        for _ in range(2):
+            learner.step([batch, batch], 0.5, 0.0)
     expected = estimate(config, words).total_memory / LOST
     assert 0.8 * held.peak < expected < 1.25 * held.peak, best[0].shape

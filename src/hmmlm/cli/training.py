@@ -97,6 +97,17 @@ def train(
         ),
     ] = None,
     epochs: Annotated[int | None, number("--epochs", "Passes over the training text.")] = None,
+    optimiser: Annotated[
+        str | None,
+        typer.Option(
+            help="adamw, em (Baum-Welch, for kind scalar) or gem (gradients towards counts).",
+            metavar="NAME",
+        ),
+    ] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option(help="Labels of the text's words, line by line, _ where unknown; for em."),
+    ] = None,
     learning_rate: Annotated[
         float | None, typer.Option(help="Highest rate.", parser=positive, metavar="NUMBER")
     ] = None,
@@ -134,6 +145,7 @@ def train(
         "model.cluster_by": cluster_by,
         "model.like_hmm_lm": like_hmm_lm or None,
         "train.dropout": dropout,
+        "train.optimiser": optimiser,
         "train.epochs": epochs,
         "train.learning_rate": learning_rate,
         "train.weight_decay": weight_decay,
@@ -142,6 +154,7 @@ def train(
         "data.length": length,
         "data.corpus": None if source is None or run is not None else str(source),
         "data.text": None if text is None else str(text),
+        "data.labels": None if labels is None else str(labels),
     }
     with ExitStack() as stack:
         ranks = stack.enter_context(join(pick_device(device)))
@@ -179,8 +192,9 @@ def _configure(run: Path | None, begun: Any, changes: list[str], named: dict[str
         if value is not None:
             table, _, key = name.partition(".")
             tables.setdefault(table, {})[key] = value
-    if not {"corpus", "text"} & tables["data"].keys():
-        tables["data"] |= source
+    if {"corpus", "text"} & tables["data"].keys():
+        source = {name: place for name, place in source.items() if name == "labels"}
+    tables["data"] = {**source, **tables["data"]}
     return make_config(tables)
 
 
@@ -229,6 +243,33 @@ def _open(config: Any, stack: ExitStack) -> tuple[Any, str]:
     return Corpus.open(scratch), path.absolute().name.split(".")[0]
 
 
+def _start(corpus: Any, config: Any, device: str) -> tuple[Any, Any]:
+    """The configuration with the sizes of the model to start from, and that model's HMM."""
+    from hmmlm.data.shards import check_vocabulary
+    from hmmlm.model import Model
+    from hmmlm.train.config import with_start
+    from hmmlm.train.memory import check_tables
+
+    if not config.learner.start:
+        return config, None
+    model = Model.load(config.learner.start)
+    check_vocabulary(corpus, model.tokenizer)
+    check_tables(model.hmm.support, device)
+    return with_start(config, model.hmm), model.hmm
+
+
+def _labels(corpus: Any, config: Any) -> Any:
+    """The labels of the words to train on, if there are any."""
+    from hmmlm.data.labels import read_labels
+
+    if not config.data.labels:
+        return None
+    path, held_out = config.data.labels, bool(config.data.text) and "valid" in corpus.splits
+    with progress_bar(f"Reading {path}", None):
+        left_out = HELD_OUT if held_out else 0
+        return read_labels(path, corpus.split("train"), corpus.tokenizer, left_out=left_out)
+
+
 def fit(
     corpus: Any,
     out: Path,
@@ -247,16 +288,27 @@ def fit(
     from hmmlm.baselines.ngram import Unigram
     from hmmlm.evaluate import HmmLM, evaluate
     from hmmlm.model import Model
+    from hmmlm.params.scalar import Scalar
     from hmmlm.train.config import make_batches, with_sizes
     from hmmlm.train.estimate import estimate as cost_of
+    from hmmlm.train.labels import check_labels, share_states
+    from hmmlm.train.learner import make_learner
     from hmmlm.train.loop import Diverged, Training
-    from hmmlm.train.loss import HmmLoss
     from hmmlm.train.run import Interrupts, open_run
-    from hmmlm.train.sgd import Sgd
 
-    tokens, words = corpus.split("train"), corpus.tokenizer
-    config, reason = with_sizes(config, len(tokens), words.vocab_size)
-    support, facts = ranks.once(_make_support, corpus, config, indent)
+    tokens, words, device = corpus.split("train"), corpus.tokenizer, ranks.device
+    config, start = _start(corpus, config, device)
+    labels, label_of_state = _labels(corpus, config), None
+    tags = () if labels is None else labels.tags
+    config, reason = with_sizes(config, len(tokens), words.vocab_size, len(tags))
+    if start is None:
+        support, facts = ranks.once(_make_support, corpus, config, indent)
+    else:
+        support, facts = start.support, {}
+    if labels is not None:
+        label_of_state = share_states(config.model.states, len(tags))
+        check_labels(support, label_of_state, labels, tokens, words)
+        facts["labels"] = {"tags": tags, "states_per_tag": config.model.states // len(tags)}
     cost = cost_of(config, words.vocab_size)
     say(
         f"{config.model.kind}, {support.num_states:,} states{reason}; {cost.parameters:,} "
@@ -268,20 +320,15 @@ def fit(
         rows = config.data.batch_size // ranks.ranks
         say(f"{ranks.ranks:,} ranks, each {rows:,} rows of a batch", indent=indent)
     ranks.once(check_space, out, cost.file_bytes)
-    generator = torch.Generator().manual_seed(config.seed)
-    unigram = ranks.once(lambda: Unigram(tokens, words.vocab_size).log_probs)
-    frequency = unigram.exp().float()
-    device = ranks.device
-    model = config.params.build(support, word_probs=frequency, generator=generator).to(device)
-    batches = make_batches(config, tokens, ranks)
-    loss = HmmLoss(
-        model,
-        support,
-        dropout=config.dropout,
-        carry=config.data.layout == "streams",
-        reset_id=words.eos_id if config.data.reset else None,
-        seed=config.seed,
-        ranks=ranks,
+    if start is not None:
+        model = Scalar.from_hmm(start).to(device)
+    else:
+        generator = torch.Generator().manual_seed(config.seed)
+        frequency = ranks.once(lambda: Unigram(tokens, words.vocab_size).log_probs).exp().float()
+        model = config.params.build(support, word_probs=frequency, generator=generator).to(device)
+    batches = make_batches(config, tokens, None if labels is None else labels.ids, ranks)
+    learner = make_learner(
+        config, model, support, eos_id=words.eos_id, label_of_state=label_of_state, ranks=ranks
     )
     mode = "streaming" if config.data.layout == "streams" and not config.data.reset else "sentence"
 
@@ -291,7 +338,7 @@ def fit(
         return found.perplexity
 
     training = Training(
-        Sgd(model, loss, config.train, ranks),
+        learner,
         batches,
         settings=config.train,
         evaluate=partial(ranks.once, validate) if "valid" in corpus.splits else None,
@@ -352,7 +399,7 @@ def _describe(corpus: Any, config: Any, support: Any) -> tuple[dict[str, Any], d
     """What must be the same when a run goes on; and where its text is, which may be elsewhere."""
     tables = config.as_tables()
     source = {}
-    for name in ("corpus", "text"):
+    for name in ("corpus", "text", "labels"):
         if name in tables["data"]:
             source[name] = str(Path(tables["data"].pop(name)).absolute())
     ids = hashlib.sha256(support.rows.numpy().tobytes() + support.row_of_word.numpy().tobytes())

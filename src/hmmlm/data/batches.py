@@ -19,17 +19,21 @@ class Batch(NamedTuple):
     """`restart` is True where the hidden chain starts afresh, from p(z1).
 
     Beyond `lengths` a row has id 0 and no restart; those places are no tokens. A batch without
-    rows is one missing token, -1: it has probability one, so nothing is learnt of it.
+    rows is one missing token, -1: it has probability one, so nothing is learnt of it. `labels` are
+    what is known of the tokens' states, -1 where nothing is; None where nobody labelled the text.
     """
 
     tokens: Int[Tensor, "B T"]
     lengths: Int[Tensor, " B"]
     restart: Bool[Tensor, "B T"]
     num_tokens: int
+    labels: Int[Tensor, "B T"] | None = None
 
 
 class _Batches:
     """Iterating gives the rest of one epoch, then moves to the next; every token comes once.
+
+    `labels` go with the tokens: 0 where nothing is known, or a label and 1.
 
     `position` says which batch comes next. After the last batch of an epoch it stands at the end
     of that epoch, so that whoever resumes there also sees the epoch end.
@@ -41,7 +45,14 @@ class _Batches:
     num_batches: int
 
     def __init__(
-        self, tokens: TokenArray, batch_size: int, length: int, *, rank: int = 0, ranks: int = 1
+        self,
+        tokens: TokenArray,
+        batch_size: int,
+        length: int,
+        *,
+        labels: TokenArray | None = None,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
         for name, value in (("batch_size", batch_size), ("length", length)):
             if value < 1:
@@ -51,6 +62,12 @@ class _Batches:
         self.tokens = tokens
         self.batch_size = batch_size
         self.length = length
+        if labels is not None and len(labels) != len(tokens):
+            raise InputError(
+                f"There are {len(labels):,} labels for {len(tokens):,} tokens; give one for each, "
+                "0 where it is not known."
+            )
+        self.labels = labels
         self._own = own_rows(batch_size, rank, ranks)
         self._epoch = 0
         self._next = 0
@@ -91,9 +108,16 @@ class Streams(_Batches):
     """
 
     def __init__(
-        self, tokens: TokenArray, batch_size: int, length: int, *, rank: int = 0, ranks: int = 1
+        self,
+        tokens: TokenArray,
+        batch_size: int,
+        length: int,
+        *,
+        labels: TokenArray | None = None,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
-        super().__init__(tokens, batch_size, length, rank=rank, ranks=ranks)
+        super().__init__(tokens, batch_size, length, labels=labels, rank=rank, ranks=ranks)
         rows = min(batch_size, len(tokens))
         short, longer = divmod(len(tokens), rows)
         self._row_lengths = short + (np.arange(rows) < longer)
@@ -105,16 +129,23 @@ class Streams(_Batches):
         lengths = np.minimum(self._row_lengths - done, self.length)
         lengths = lengths[lengths > 0][self._own]
         starts = self._row_starts[self._own][: len(lengths)] + done
-        return _rows(self.tokens, starts, lengths, restart=index == 0)
+        return _rows(self.tokens, self.labels, starts, lengths, restart=index == 0)
 
 
 class Windows(_Batches):
     """Stretches of `length` tokens in file order, each a cold start; the last may be short."""
 
     def __init__(
-        self, tokens: TokenArray, batch_size: int, length: int, *, rank: int = 0, ranks: int = 1
+        self,
+        tokens: TokenArray,
+        batch_size: int,
+        length: int,
+        *,
+        labels: TokenArray | None = None,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
-        super().__init__(tokens, batch_size, length, rank=rank, ranks=ranks)
+        super().__init__(tokens, batch_size, length, labels=labels, rank=rank, ranks=ranks)
         self.num_batches = -(-len(tokens) // (batch_size * length))
 
     def _batch(self, epoch: int, index: int) -> Batch:
@@ -122,7 +153,7 @@ class Windows(_Batches):
         stop = min(first + self.batch_size * self.length, len(self.tokens))
         starts = np.arange(first, stop, self.length)
         lengths = np.minimum(stop - starts, self.length)
-        return _rows(self.tokens, starts[self._own], lengths[self._own], restart=True)
+        return _rows(self.tokens, self.labels, starts[self._own], lengths[self._own], restart=True)
 
 
 class Packed(_Batches):
@@ -146,10 +177,11 @@ class Packed(_Batches):
         *,
         seed: int = 0,
         shuffle: bool = True,
+        labels: TokenArray | None = None,
         rank: int = 0,
         ranks: int = 1,
     ) -> None:
-        super().__init__(tokens, batch_size, length, rank=rank, ranks=ranks)
+        super().__init__(tokens, batch_size, length, labels=labels, rank=rank, ranks=ranks)
         self.seed = seed
         self.shuffle = shuffle
         self._begins, self._counts = _sections(tokens, length)
@@ -217,15 +249,18 @@ class Packed(_Batches):
         tokens = np.zeros((rows, self.length), dtype=np.int64)
         restart = np.zeros((rows, self.length), dtype=bool)
         lengths = np.zeros(rows, dtype=np.int64)
+        labels = None if self.labels is None else np.zeros_like(tokens)
         for row in range(rows):
             end = self._row_ends[first + row]
             begin = self._row_ends[first + row - 1] if first + row else 0
             for piece in self._in_rows[begin:end]:
                 start, size, at = self._starts[piece], self._lengths[piece], lengths[row]
                 tokens[row, at : at + size] = self.tokens[int(start) : int(start + size)]
+                if self.labels is not None and labels is not None:
+                    labels[row, at : at + size] = self.labels[int(start) : int(start + size)]
                 restart[row, at] = True
                 lengths[row] += size
-        return _batch(tokens, lengths, restart)
+        return _batch(tokens, lengths, restart, labels)
 
 
 def _sections(tokens: TokenArray, length: int) -> tuple[list[int], list[np.ndarray]]:
@@ -277,27 +312,40 @@ def own_rows(batch_size: int, rank: int, ranks: int) -> slice:
     return slice(rank * batch_size // ranks, (rank + 1) * batch_size // ranks)
 
 
-def _rows(tokens: TokenArray, starts: np.ndarray, lengths: np.ndarray, *, restart: bool) -> Batch:
+def _rows(
+    tokens: TokenArray,
+    labels: TokenArray | None,
+    starts: np.ndarray,
+    lengths: np.ndarray,
+    *,
+    restart: bool,
+) -> Batch:
     if not len(starts):
         return _no_rows()
     filled = np.zeros((len(starts), int(lengths.max())), dtype=np.int64)
+    marks = None if labels is None else np.zeros_like(filled)
     for row, (start, size) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
         filled[row, :size] = tokens[start : start + size]
+        if labels is not None and marks is not None:
+            marks[row, :size] = labels[start : start + size]
     flags = np.zeros(filled.shape, dtype=bool)
     flags[:, 0] = restart
-    return _batch(filled, lengths.astype(np.int64), flags)
+    return _batch(filled, lengths.astype(np.int64), flags, marks)
 
 
 def _no_rows() -> Batch:
     return Batch(torch.tensor([[-1]]), torch.tensor([1]), torch.tensor([[True]]), 0)
 
 
-def _batch(tokens: np.ndarray, lengths: np.ndarray, restart: np.ndarray) -> Batch:
+def _batch(
+    tokens: np.ndarray, lengths: np.ndarray, restart: np.ndarray, labels: np.ndarray | None
+) -> Batch:
     return Batch(
         torch.from_numpy(tokens),
         torch.from_numpy(lengths),
         torch.from_numpy(restart),
         int(lengths.sum()),
+        None if labels is None else torch.from_numpy(labels - 1),
     )
 
 

@@ -153,6 +153,11 @@ class Tokenizer:
             _backend=_build(spec, source),
         )
 
+    @property
+    def splits_by_words(self) -> bool:
+        """Whether a token is a word, and not a piece of one."""
+        return self._spec["model"].get("type") == "WordLevel"
+
     def encode(self, line: str) -> list[int]:
         """The ids of one line, without `<eos>` and with nothing else added."""
         return self._encode([line], add_special_tokens=False)[0].ids

@@ -63,6 +63,17 @@ class Scalar(nn.Module):
             self.support,
         )
 
+    @staticmethod
+    def from_hmm(hmm: HMM) -> "Scalar":
+        """The logits are the log tables of an HMM: the same distributions, free to be learnt."""
+        model = Scalar(hmm.support, scale=0.0, generator=torch.Generator(), dtype=hmm.dtype)
+        cells = hmm.support.rows[hmm.support.row_of_word]
+        with torch.no_grad():
+            model.init_logits.copy_(hmm.log_init)
+            model.trans_logits.copy_(hmm.transitions.rows(0, hmm.num_states))
+            model.emit_logits.copy_(hmm.log_emit.masked_fill(cells < 0, 0.0))
+        return model
+
 
 @dataclass(frozen=True)
 class Settings:

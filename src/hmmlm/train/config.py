@@ -14,9 +14,11 @@ from typing import Any
 from hmmlm.data.batches import Packed, Streams, Windows
 from hmmlm.data.shards import TokenArray
 from hmmlm.errors import InputError
+from hmmlm.hmm import HMM
 from hmmlm.params import lowrank, mlp, scalar, transformer
 from hmmlm.train.checkpoint import Saving
 from hmmlm.train.distributed import ONE, Ranks
+from hmmlm.train.em import TIES
 from hmmlm.train.loop import TrainSettings
 from hmmlm.train.loss import Dropout
 
@@ -31,6 +33,17 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 """Where to start with each; the first three are from the demo's text (docs/training.md)."""
 
+_COUNTING = {"accumulate": 0, "schedule": "constant", "warmup_steps": 0, "weight_decay": 0.0}
+LEARNING: dict[str, dict[str, Any]] = {
+    "adamw": {},
+    "em": {"learning_rate": 1.0, "epochs": 30, "pseudocount": 0.01, **_COUNTING},
+    "gem": {"epochs": 30, **_COUNTING},
+}
+"""What an optimiser changes in the recipe of a kind."""
+
+STEPWISE = {"learning_rate": 0.7, "schedule": "power"}
+"""What some batches a step change in that of EM: at rate 1 a step would forget all others."""
+
 LAYOUTS = ("packed", "streams", "windows")
 
 
@@ -42,11 +55,12 @@ class DataSettings:
 
     `layout`: "packed" whole sentences, "streams" that go on from batch to batch with the belief
     carried over, or "windows", each a cold start. With `reset` the chain starts afresh after every
-    `<eos>`.
+    `<eos>`. `labels` is a file with what is known of the words' states: `data.labels.read_labels`.
     """
 
     corpus: str = ""
     text: str = ""
+    labels: str = ""
     batch_size: int = 16
     length: int = 64
     layout: str = "packed"
@@ -97,6 +111,32 @@ class ModelSettings:
 
 
 @dataclass(frozen=True)
+class LearnerSettings:
+    """What learns: "adamw", "em" (tables from expected counts) or "gem" (AdamW towards them).
+
+    `pseudocount` and `tie` are those of `em.Em`, `gradient_steps` that of `gem.GeneralisedEm`.
+    `start` is a model's folder whose tables training begins with.
+    """
+
+    optimiser: str = "adamw"
+    pseudocount: float = 0.0
+    tie: str = "none"
+    gradient_steps: int = 10
+    start: str = ""
+
+    def __post_init__(self) -> None:
+        for name, offered in (("optimiser", tuple(LEARNING)), ("tie", TIES)):
+            if getattr(self, name) not in offered:
+                raise InputError(
+                    f"{name} is {getattr(self, name)!r} but must be one of {', '.join(offered)}."
+                )
+        if not self.pseudocount >= 0:
+            raise InputError(f"pseudocount is {self.pseudocount} but must be at least 0.")
+        if self.gradient_steps < 1:
+            raise InputError(f"gradient_steps is {self.gradient_steps} but must be at least 1.")
+
+
+@dataclass(frozen=True)
 class Config:
     """All settings of a run."""
 
@@ -104,13 +144,15 @@ class Config:
     model: ModelSettings
     params: Any  # the Settings of the kind
     train: TrainSettings
+    learner: LearnerSettings
     dropout: Dropout
     saving: Saving
     seed: int
 
     def as_tables(self) -> dict[str, dict[str, Any]]:
         """The tables that would be read back as this configuration."""
-        train = {**dataclasses.asdict(self.train), **dataclasses.asdict(self.saving)}
+        train = {**dataclasses.asdict(self.train), **dataclasses.asdict(self.learner)}
+        train |= dataclasses.asdict(self.saving)
         train |= {"dropout": self.dropout.rate, "seed": self.seed}
         if self.dropout.last is not None:
             train["dropout_last"] = self.dropout.last
@@ -182,27 +224,85 @@ def make_config(tables: Mapping[str, Any]) -> Config:
     params = KINDS[kind].Settings if isinstance(kind, str) and kind in KINDS else None
     known = [ModelSettings] if params is None else [ModelSettings, params]
     found = [_take(cls, model, "model", known) for cls in known]
-    recipe = RECIPES[found[0].kind]
-    known = [TrainSettings, Saving, _Extra]
+    known = [TrainSettings, LearnerSettings, Saving, _Extra]
+    given = train
+    optimiser = train.get("optimiser", LearnerSettings.optimiser)
+    train = {**RECIPES[found[0].kind], **LEARNING.get(str(optimiser), {}), **given}
+    if optimiser == "em" and train["accumulate"] != 0:
+        train = {**train, **STEPWISE, **given}
+    if optimiser in ("em", "gem"):
+        train.setdefault("dropout", 0.0)
     extra = _take(_Extra, train, "train", known)
-    return Config(
+    config = Config(
         data=_take(DataSettings, data, "data", [DataSettings]),
         model=found[0],
         params=found[1],
-        train=_take(TrainSettings, {**recipe, **train}, "train", known),
+        train=_take(TrainSettings, train, "train", known),
+        learner=_take(LearnerSettings, train, "train", known),
         dropout=Dropout(extra.dropout, extra.dropout_last),
         saving=_take(Saving, train, "train", known),
         seed=extra.seed,
     )
+    _check_learner(config)
+    return config
 
 
-def with_sizes(config: Config, tokens: int, vocab_size: int) -> tuple[Config, str]:
+def _check_learner(config: Config) -> None:
+    """Refuses settings that do not go together."""
+    learner, train, kind = config.learner, config.train, config.model.kind
+    name = learner.optimiser
+    if name == "em" and kind != "scalar":
+        raise InputError(
+            f"optimiser em learns tables, so kind must be scalar, not {kind}; use optimiser gem, "
+            f"or kind scalar with train.start, a trained model's folder, to polish its tables."
+        )
+    if learner.start and kind != "scalar":
+        raise InputError(
+            f"train.start gives the tables to begin with, so kind must be scalar, not {kind}."
+        )
+    if name == "adamw":
+        for setting, ruled_out in (
+            ("pseudocount", learner.pseudocount > 0),
+            ("labels", bool(config.data.labels)),
+        ):
+            if ruled_out:
+                raise InputError(
+                    f"{setting} needs expected counts; use optimiser em or gem, or leave it out."
+                )
+    elif config.dropout.rate or config.dropout.last:
+        raise InputError(
+            f"dropout is {config.dropout.rate} but optimiser {name} counts on all states: it must "
+            f"be 0, and dropout_last left out."
+        )
+    elif train.precision != "float32":
+        raise InputError(
+            f"precision is {train.precision} but optimiser {name} counts in float32 and sums in "
+            f"float64; leave precision out."
+        )
+    if learner.tie != "none" and name != "em":
+        raise InputError(f"tie is {learner.tie} but only optimiser em ties tables; use em.")
+    if train.average > 0 and (name == "em" or learner.start):
+        raise InputError(
+            f"average is {train.average} but must be 0: logits of probability zero have no average."
+        )
+    if name == "em" and train.learning_rate > 1:
+        raise InputError(
+            f"learning_rate is {train.learning_rate} but that of em is the weight of the new "
+            f"tables: at most 1, which is Baum-Welch."
+        )
+
+
+def with_sizes(config: Config, tokens: int, vocab_size: int, tags: int = 0) -> tuple[Config, str]:
     """The configuration with states and blocks chosen where they were not given, and why.
 
     About one state for 25 tokens, a power of two from 64 to 4,096, of which a word of a text with
-    many words has 32: the shape that did best on the demo's text.
+    many words has 32: the shape that did best on the demo's text. With `tags` it is a multiple of
+    their number and every word has all states.
     """
     model = config.model
+    if tags and model.blocks is None and not model.clusters:
+        model = dataclasses.replace(model, blocks=0)
+        config = dataclasses.replace(config, model=model)
     if model.clusters and model.states is None:
         raise InputError("With a file of clusters, say how many states there are: --states.")
     if model.clusters or (model.states is not None and model.blocks is not None):
@@ -210,6 +310,7 @@ def with_sizes(config: Config, tokens: int, vocab_size: int) -> tuple[Config, st
     states = model.states
     if states is None:
         states = 1 << min(12, max(6, round(math.log2(max(1, tokens / 25)))))
+        states = max(1, round(states / tags)) * tags if tags else states
     blocks = model.blocks
     if blocks is None:
         blocks = max(1, states // 32) if vocab_size > 200 else 0
@@ -223,16 +324,36 @@ def with_sizes(config: Config, tokens: int, vocab_size: int) -> tuple[Config, st
     return dataclasses.replace(config, model=chosen), reason
 
 
+def with_start(config: Config, hmm: HMM) -> Config:
+    """The configuration with the states and blocks of the model that training starts from."""
+    rows, states = hmm.support.rows, hmm.num_states
+    even = hmm.support.is_partition and len(rows) > 1 and bool((rows >= 0).all())
+    blocks = len(rows) if even else 0
+    given = config.model
+    if given.states not in (None, states):
+        raise InputError(
+            f"states is {given.states:,} but {config.learner.start} has {states:,}; leave it out."
+        )
+    if given.clusters or given.blocks not in (None, blocks):
+        raise InputError(
+            f"train.start is {config.learner.start}, which has its own emission blocks; leave out "
+            f"blocks and clusters."
+        )
+    return dataclasses.replace(
+        config, model=dataclasses.replace(given, states=states, blocks=blocks)
+    )
+
+
 def make_batches(
-    config: Config, tokens: TokenArray, ranks: Ranks = ONE
+    config: Config, tokens: TokenArray, labels: TokenArray | None = None, ranks: Ranks = ONE
 ) -> Packed | Streams | Windows:
     """The batches of a configuration, or this rank's rows of them."""
     size, length = config.data.batch_size, config.data.length
-    rank, number = ranks.rank, ranks.ranks
+    share: dict[str, Any] = {"labels": labels, "rank": ranks.rank, "ranks": ranks.ranks}
     if config.data.layout == "packed":
-        return Packed(tokens, size, length, seed=config.seed, rank=rank, ranks=number)
+        return Packed(tokens, size, length, seed=config.seed, **share)
     layout = Streams if config.data.layout == "streams" else Windows
-    return layout(tokens, size, length, rank=rank, ranks=number)
+    return layout(tokens, size, length, **share)
 
 
 def _take(cls: Any, table: Mapping[str, Any], where: str, known: list[Any]) -> Any:

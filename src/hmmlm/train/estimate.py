@@ -73,18 +73,23 @@ def estimate(config: Config, vocab_size: int) -> Estimate:
     counting["messages"] = 3 * min(tokens * kept, 1 << 24)
     flops["recursion"] = 8 * tokens * kept**2
     if not dense:
-        made = TILED // (kept * (kept + min(2 * width if factored else 2 * total, 1024)))
+        products = factored and config.learner.optimiser == "adamw"  # EM counts with one table
+        made = TILED // (kept * (kept + min(2 * width if products else 2 * total, 1024)))
         rows, pairs = config.data.batch_size, blocks**2
         together = min(tokens, rows * max(1, made // rows))  # tokens of a stretch
         different = round(pairs * (1 - math.exp(-together / pairs)))  # of words drawn at random
-        counting["tiles"] = different * kept * (3 * kept + (4 * width if factored else 0))
+        counting["tiles"] = different * kept * (3 * kept + (4 * width if products else 0))
     if not dense and factored:
         flops["tiles"] = 10 * tokens * kept**2 * width
     back["gradients"] = parameters // 2  # those of embeddings come last
     update = {"gradients": parameters, "update": 2 * _largest(config, vocab_size)}
     copies = 4 + (config.train.average > 0)  # weights, two moments, the best; the average
+    phases = [counting, back, update]
+    if config.learner.optimiser != "adamw":
+        copies -= 2 * (config.learner.optimiser == "em")  # no moments
+        phases = _counted(config, phases, total**2, cells)
     peak = {"weights": copies * parameters}
-    peak |= max((counting, back, update), key=lambda phase: sum(phase.values()))
+    peak |= max(phases, key=lambda phase: sum(phase.values()))
     memory = {name: round(4 * LOST * numbers) for name, numbers in peak.items() if numbers}
     table = states * (2 * width + 1) if factored else states**2
     file_bytes = 4 * (states + table + vocab_size * (states // blocks))
@@ -116,6 +121,22 @@ def count_parameters(config: Config, vocab_size: int) -> int:
     heads = roles if params.monolithic and not params.split else 0
     count = tables * table + networks * (_network_size(params) + params.composed * residual)
     return count + heads * (width**2 + width) + width + 1 + words
+
+
+def _counted(config: Config, phases: list[dict[str, int]], trans: int, cells: int) -> list[dict]:
+    """The phases of a step of EM: counts of tables without gradients, then the M-step.
+
+    Sums are in float64, two of our numbers each. EM writes its tables piece by piece: what it needs
+    most for are ids of cells.
+    """
+    dense, sums = not config.model.blocks, 2 * (trans + cells)
+    counting = {key: value for key, value in phases[0].items() if key in ("messages", "tiles")}
+    counting |= {"transitions": (4 if dense else 2) * trans, "emissions": 2 * cells, "sums": sums}
+    if config.learner.optimiser == "em":
+        made = {"transitions": trans, "emissions": (1 if dense else 7) * cells, "sums": sums}
+    else:
+        made = {**phases[1], "sums": sums + trans}
+    return [counting, made]
 
 
 def _is_factored(params: Any, table: str) -> bool:

@@ -22,8 +22,9 @@ class TrainSettings:
     The learning rate rises over `warmup_steps`. Then with `schedule` "cosine" it falls to
     `final_rate` times its height; with "plateau" it is divided by `plateau_factor` when
     `plateau_patience` checks in a row have not lowered the best validation value by more than
-    `plateau_threshold` (absolute); with "constant" it stays. `accumulate` batches make a step (0:
-    those of a whole epoch).
+    `plateau_threshold` (absolute); with "power" it is divided by the step's number to the power of
+    `schedule_power`; with "constant" it stays. `accumulate` batches make a step (0: those of a
+    whole epoch).
     With `average` > 0 the weights that are evaluated and kept are the exponential average of those
     of the steps, with that decay. `checks` is the number of validations per epoch; after
     `early_stop` of them without a new best, training ends (0: never). With `precision` "bf16" the
@@ -41,6 +42,7 @@ class TrainSettings:
     warmup_steps: int = 20
     schedule: str = "cosine"
     final_rate: float = 0.0
+    schedule_power: float = 0.6
     plateau_factor: float = 4.0
     plateau_patience: int = 4
     plateau_threshold: float = 0.0
@@ -55,7 +57,7 @@ class TrainSettings:
         for name, value in least.items():
             if not getattr(self, name) >= value:
                 raise InputError(f"{name} is {getattr(self, name)} but must be at least {value}.")
-        for name in ("learning_rate", "clip"):
+        for name in ("learning_rate", "clip", "schedule_power"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} is {getattr(self, name)} but must be more than 0.")
         for name in ("beta1", "beta2", "average"):
@@ -72,7 +74,7 @@ class TrainSettings:
                 )
 
 
-SCHEDULES = ("cosine", "plateau", "constant")
+SCHEDULES = ("cosine", "plateau", "constant", "power")
 PRECISIONS = ("float32", "bf16")
 
 
@@ -322,6 +324,8 @@ _NUMBERS = ("step", "val", "waited", "divisor", "bad")
 def learning_rate(settings: TrainSettings, step: int, steps: int) -> float:
     """The rate of step 1..steps, before a plateau divides it: a linear rise, then the schedule."""
     warm = min(1.0, step / max(1, settings.warmup_steps))
+    if settings.schedule == "power":
+        return settings.learning_rate * warm * step**-settings.schedule_power
     if settings.schedule != "cosine":
         return settings.learning_rate * warm
     cosine = (1 + math.cos(math.pi * (step - 1) / steps)) / 2

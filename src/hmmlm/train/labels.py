@@ -1,0 +1,47 @@
+"""Tags as groups of states."""
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from hmmlm.data.labels import Labels, labelled_words
+from hmmlm.data.shards import TokenArray
+from hmmlm.data.tokenizer import Tokenizer
+from hmmlm.errors import InputError
+from hmmlm.support import Support
+
+
+def share_states(num_states: int, num_tags: int) -> Int[Tensor, " Z"]:
+    """The tag of each state: every tag has the same number of consecutive states."""
+    if num_states < num_tags or num_states % num_tags:
+        below = num_states // num_tags * num_tags
+        fits = f"{below:,} or {below + num_tags:,}" if below else f"{num_tags:,}"
+        raise InputError(
+            f"{num_states:,} states cannot be shared equally among {num_tags:,} tags; use {fits} "
+            f"states."
+        )
+    return torch.arange(num_states) // (num_states // num_tags)
+
+
+def check_labels(
+    support: Support,
+    label_of_state: Int[Tensor, " Z"],
+    labels: Labels,
+    tokens: TokenArray,
+    tokenizer: Tokenizer,
+) -> None:
+    """Refuses a word with a label none of whose states may emit it. One pass over the text."""
+    pairs = labelled_words(tokens, labels.ids)
+    for start in range(0, len(pairs), 1 << 16):
+        words, tags = torch.from_numpy(pairs[start : start + (1 << 16)].astype(np.int64)).T
+        states = support.rows[support.row_of_word[words]]
+        able = (label_of_state[states.clamp(min=0)] == tags[:, None]) & (states >= 0)
+        if not bool((some := able.any(1)).all()):
+            bad = int((~some).nonzero()[0])
+            word, tag = tokenizer.token(int(words[bad])), labels.tags[int(tags[bad])]
+            raise InputError(
+                f"The word {word!r} has the label {tag!r} but may come from none of its "
+                f"{int((label_of_state == tags[bad]).sum()):,} states; use model.blocks=0, so that "
+                f"every word may come from all states, or correct the label."
+            )
