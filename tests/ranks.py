@@ -18,7 +18,7 @@ from hmmlm.data.shards import TokenArray
 from hmmlm.errors import InputError
 from hmmlm.params import lowrank, mlp, scalar, transformer
 from hmmlm.support import Support
-from hmmlm.train.distributed import ONE, Ranks, is_restarted, join
+from hmmlm.train.distributed import ONE, Ranks, join, restarts
 from hmmlm.train.loop import State, Training, TrainSettings
 from hmmlm.train.loss import Dropout, HmmLoss
 from hmmlm.train.sgd import Sgd
@@ -148,7 +148,7 @@ def command(act: str, *arguments: str) -> None:
     sys.argv = ["hmmlm", *arguments]
     if os.environ["RANK"] == "1" and act == "disagree":
         sys.argv += ["--learning-rate", "0.125"]
-    elif os.environ["RANK"] == "1" and not (act == "die once" and is_restarted()):
+    elif os.environ["RANK"] == "1" and not (act == "die once" and restarts()):
         plain = Packed.__iter__
 
         def broken(self: Packed) -> Iterator[Batch]:
