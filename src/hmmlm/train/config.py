@@ -31,7 +31,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "mlp": {"learning_rate": 0.01, "weight_decay": 0.04},
     "transformer": {"learning_rate": 0.003, "weight_decay": 0.04},
 }
-"""Where to start with each; rates of the first three did well on the demo's text (docs/training.md)."""
+"""Where to start with each; the first three did well on the demo's text (docs/training.md)."""
 
 _COUNTING = {"accumulate": 0, "schedule": "constant", "warmup_steps": 0, "weight_decay": 0.0}
 LEARNING: dict[str, dict[str, Any]] = {
