@@ -93,6 +93,9 @@ def estimate(
         if products:
             flops["tiles"] = 10 * tokens * kept**2 * width
     back["gradients"] = parameters // 2  # those of embeddings come last
+    if train.accumulate != 1 and config.learner.optimiser == "adamw":
+        counting["gradients"] = parameters  # those of the batches before
+        back["gradients"] += parameters
     update = {"gradients": parameters, "update": 2 * _largest(config, vocab_size, blocks)}
     copies = 2 + (train.average > 0)  # weights, the best; the average
     phases = [counting, back, update]
