@@ -18,7 +18,10 @@ from hmmlm.data.shards import TokenArray
 from hmmlm.errors import InputError
 from hmmlm.params import lowrank, mlp, scalar, transformer
 from hmmlm.support import Support
-from hmmlm.train.distributed import ONE, Ranks, is_restarted, join
+from hmmlm.train.distributed import ONE, Ranks, join, restarts
+from hmmlm.train.em import Em
+from hmmlm.train.expectation import Expectation
+from hmmlm.train.gem import GeneralisedEm
 from hmmlm.train.loop import State, Training, TrainSettings
 from hmmlm.train.loss import Dropout, HmmLoss
 from hmmlm.train.sgd import Sgd
@@ -27,6 +30,7 @@ EOS, VOCAB, STOP = 0, 9, 11
 BLOCKS = [0, 1, 1, 1, 2, 2, 2, 3, 3]
 
 ACCUMULATE = {"epochs": 4, "accumulate": 2, "average": 0.9}
+BAUM_WELCH = {"epochs": 20, "accumulate": 0, "learning_rate": 1.0, "schedule": "constant"}
 
 # The parameterisation, layout and settings; batches have four rows.
 CASES: dict[str, dict[str, Any]] = {
@@ -37,6 +41,9 @@ CASES: dict[str, dict[str, Any]] = {
     "streams": {"params": scalar.Settings(), "dropout": 0.5, "layout": "streams"},
     "uniform": {"params": lowrank.Settings(width=6), "dropout": 0.6, "support": "uniform"},
     "accumulate": {"params": lowrank.Settings(width=6), "train": ACCUMULATE},
+    "em": {"params": scalar.Settings(), "learner": "em", "train": {"schedule": "power"}},
+    "baum-welch": {"params": scalar.Settings(), "learner": "em", "train": BAUM_WELCH},
+    "gem": {"params": lowrank.Settings(width=6), "learner": "gem", "train": BAUM_WELCH},
 }
 
 
@@ -63,7 +70,16 @@ def make_training(name: str, ranks: Ranks = ONE) -> Training:
     generator = torch.Generator().manual_seed(0)
     # Adam makes large numbers of rounding errors, which float64 has not.
     model = case["params"].build(support, generator=generator, dtype=torch.float64)
+    settings = TrainSettings(
+        **{"epochs": 2, "learning_rate": 0.1, "warmup_steps": 3, **case.get("train", {})}
+    )
     layout = case.get("layout", "packed")
+    batches = make_batches(layout, ranks.rank, ranks.ranks)
+    if "learner" in case:
+        counting = Expectation(reset_id=EOS, reduce=ranks.sum_tensors)
+        learner = Em(model, counting) if case["learner"] == "em" else None
+        learner = learner or GeneralisedEm(model, counting, settings=settings, gradient_steps=3)
+        return Training(learner, batches, settings=settings)
     lossy = HmmLoss(
         model,
         support,
@@ -72,10 +88,6 @@ def make_training(name: str, ranks: Ranks = ONE) -> Training:
         seed=3,
         ranks=ranks,
     )
-    settings = TrainSettings(
-        **{"epochs": 2, "learning_rate": 0.1, "warmup_steps": 3, **case.get("train", {})}
-    )
-    batches = make_batches(layout, ranks.rank, ranks.ranks)
     return Training(Sgd(model, lossy, settings, ranks), batches, settings=settings)
 
 
@@ -148,7 +160,7 @@ def command(act: str, *arguments: str) -> None:
     sys.argv = ["hmmlm", *arguments]
     if os.environ["RANK"] == "1" and act == "disagree":
         sys.argv += ["--learning-rate", "0.125"]
-    elif os.environ["RANK"] == "1" and not (act == "die once" and is_restarted()):
+    elif os.environ["RANK"] == "1" and not (act == "die once" and restarts()):
         plain = Packed.__iter__
 
         def broken(self: Packed) -> Iterator[Batch]:

@@ -32,6 +32,7 @@ SETTINGS = {
     "paper's mlp": mlp.Settings(width=4, destination=True, start="linear", bias=False),
     "split mlp": mlp.Settings(width=4, split=True, layers=1, skip=False, layer_norm=False),
     "monolithic mlp": mlp.Settings(width=4, monolithic=True, destination=True),
+    "monolithic, plain": mlp.Settings(width=4, monolithic=True, start="linear"),
     "monolithic split": mlp.Settings(width=4, monolithic=True, split=True, relu=False),
     "transformer": transformer.Settings(width=4, heads=2, depth=2),
     "three transformers": transformer.Settings(width=4, heads=2, depth=1, monolithic=False),
@@ -264,3 +265,33 @@ def test_mixed_precision_rounds_the_factors_once(support, name):
     both = [(p.grad.double(), q.grad) for p, q in pairs if q.grad is not None]
     off = sum(float((a - b).square().sum()) for a, b in both)
     assert off < 0.03**2 * sum(float(b.square().sum()) for _, b in both)
+
+
+@pytest.mark.parametrize("monolithic", [False, True])
+@pytest.mark.parametrize("split", [False, True])
+def test_without_a_network_on_that_side_the_destination_is_its_embedding(monolithic, split):
+    settings = mlp.Settings(width=4, monolithic=monolithic, split=split)
+    model = settings.build(SUPPORTS["blocks"](), generator=torch.Generator().manual_seed(0))
+    embeddings = model.embeddings["destination" if split else "all"](None)
+    assert torch.equal(model().transitions.right, embeddings)
+    other = mlp.Settings(width=4, monolithic=monolithic, split=split, destination=True)
+    model = other.build(SUPPORTS["blocks"](), generator=torch.Generator().manual_seed(0))
+    embeddings = model.embeddings["destination" if split else "all"](None)
+    assert not torch.allclose(model().transitions.right, embeddings)
+
+
+def test_composed_embeddings_are_mixed_for_every_role():
+    """Also for the destination, which has no other network (Chiu & Rush, equation 10)."""
+    model = build("blocks", "composed mlp")
+    raw = model.embeddings["all"](None)
+    mixed = model.networks["destination"](raw)
+    torch.testing.assert_close(model().transitions.right, mixed)
+    assert not torch.allclose(mixed, raw)
+
+
+@pytest.mark.parametrize("size, rate, kept", [(50, 0.4, 30), (100, 0.7, 30), (200, 0.85, 30)])
+def test_as_many_states_are_kept_as_the_rate_says(size, rate, kept):
+    generator = torch.Generator().manual_seed(0)
+    assert len(keep_states(Support.from_clusters([0, 1], size), rate, generator)) == 2 * kept
+    overlapping = Support.ragged([[*range(size)], [*range(size - 1)]], size)
+    assert len(keep_states(overlapping, rate, generator)) == kept

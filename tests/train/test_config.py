@@ -19,6 +19,7 @@ from hmmlm.train.config import (
     make_config,
     override,
     read_config,
+    validation_mode,
     with_sizes,
     with_start,
 )
@@ -239,3 +240,16 @@ def test_a_label_that_no_state_of_its_word_has():
     ):
         check_labels(blocks, share_states(4, 2), wrong, tokens, words)
     check_labels(Support.dense(5, 4), share_states(4, 2), wrong, tokens, words)
+
+
+@pytest.mark.parametrize(
+    "data, mode",
+    [
+        ({}, "sentence"),
+        ({"layout": "streams"}, "sentence"),
+        ({"layout": "streams", "reset": False}, "streaming"),
+        ({"layout": "windows", "reset": False, "length": 32}, "window 32"),
+    ],
+)
+def test_validation_starts_the_chain_where_training_does(data, mode):
+    assert validation_mode(make_config({"data": data}).data) == mode

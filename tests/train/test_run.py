@@ -22,7 +22,14 @@ ABOUT = {"config": {"train": {"epochs": 3}}, "support": "1f"}
 
 def state(step: int, best: int = 0, val: float = math.inf) -> State:
     numbers = {"step": step, "tokens": 10 * step, "seconds": 1.5, "position": {"epoch": 1}}
-    numbers["best"] = {"step": best, "val": val, "waited": 2, "divisor": 4.0, "bad": 1}
+    numbers["best"] = {
+        "kept": best,
+        "step": best,
+        "val": val,
+        "waited": 2,
+        "divisor": 4.0,
+        "bad": 1,
+    }
     tensors = {"model.a": torch.arange(6.0).view(2, 3).T * step, "learner.n": torch.tensor(step)}
     return State(tensors, numbers)
 

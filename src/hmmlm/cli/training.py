@@ -131,7 +131,7 @@ def train(
     Processes started by torchrun train one model together.
     """
     from hmmlm.data.batches import own_rows
-    from hmmlm.train.distributed import is_restarted, join
+    from hmmlm.train.distributed import join, restarts
     from hmmlm.train.run import is_unfinished, read_run
 
     if resume is not None and out is not None:
@@ -160,7 +160,7 @@ def train(
         ranks = stack.enter_context(join(pick_device(device)))
         if ranks.rank:
             mute()
-        if out is not None and is_restarted() and ranks.once(is_unfinished, out):
+        if out is not None and restarts() and ranks.once(is_unfinished, out):
             out, resume = None, out
         if out is not None:
             ranks.once(refuse_existing, out)
@@ -289,7 +289,7 @@ def fit(
     from hmmlm.evaluate import HmmLM, evaluate
     from hmmlm.model import Model
     from hmmlm.params.scalar import Scalar
-    from hmmlm.train.config import make_batches, with_sizes
+    from hmmlm.train.config import make_batches, validation_mode, with_sizes
     from hmmlm.train.estimate import estimate as cost_of
     from hmmlm.train.labels import check_labels, share_states
     from hmmlm.train.learner import make_learner
@@ -335,11 +335,16 @@ def fit(
     learner = make_learner(
         config, model, support, eos_id=words.eos_id, label_of_state=label_of_state, ranks=ranks
     )
-    mode = "streaming" if config.data.layout == "streams" and not config.data.reset else "sentence"
 
     def validate(model: Any) -> float:
         held_out = corpus.split("valid")
-        found = evaluate(HmmLM(model()), held_out, mode=mode, eos_id=words.eos_id, device=device)
+        found = evaluate(
+            HmmLM(model()),
+            held_out,
+            mode=validation_mode(config.data),
+            eos_id=words.eos_id,
+            device=device,
+        )
         return found.perplexity
 
     training = Training(

@@ -1,5 +1,7 @@
 """State dropout: which states a training step keeps (Chiu & Rush 2020, section 5)."""
 
+import math
+
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -26,10 +28,10 @@ def keep_states(
         scores = torch.rand(rows.shape, generator=generator, device=device)
         scores = scores.masked_fill(rows < 0, -1.0)
         sizes = (rows >= 0).sum(1)
-        keep = torch.ceil(sizes * (1 - rate) - 1e-9).long()
+        keep = torch.ceil(sizes.double() * (1 - rate) - 1e-9).long()
         rank = scores.argsort(1, descending=True).argsort(1)
         return rows[rank < keep[:, None]]
-    count = int(torch.ceil(torch.tensor(support.num_states * (1 - rate) - 1e-9)))
+    count = math.ceil(support.num_states * (1 - rate) - 1e-9)
     kept = torch.randperm(support.num_states, generator=generator, device=device)[:count]
     if words is not None:
         kept = torch.cat([kept, _one_each(support, kept, generator, words.to(device))])

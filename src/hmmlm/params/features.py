@@ -21,8 +21,9 @@ class Features(nn.Module):
     Its roles are to be first ("start"), left ("source"), entered ("destination"), and to "emit".
     p(z' | z) is the softmax of source(z) . destination(z'), p(x | z) that of emit(z) . words(x)
     (+ a bias for each word) over the words of z, and p(z1) that of start(z) . a vector. A role's
-    features are its network's answer to its state embeddings; roles without a network of their own
-    use their embeddings as they are. A table named in `free` has a logit per cell instead.
+    features are the answer of its network, or of that for "all", to its state embeddings; roles
+    named in `plain` use their embeddings as they are. A table named in `free` has a logit per cell
+    instead.
 
     `embeddings` maps a role, or "all", to what gives its embeddings: a module from state ids
     (None for all) to (S, H). `networks` likewise; one that is `whole` must see all states at once.
@@ -40,6 +41,7 @@ class Features(nn.Module):
         embeddings: Mapping[str, nn.Module],
         networks: Mapping[str, nn.Module],
         heads: Mapping[str, nn.Module] | None = None,
+        plain: tuple[str, ...] = (),
         free: tuple[str, ...] = (),
         bias: bool,
         start_bias: bool = False,
@@ -49,7 +51,7 @@ class Features(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self.support, self.width, self.free = support, width, free
+        self.support, self.width, self.plain, self.free = support, width, plain, free
         self.tiling = Tiling(support.row_of_word)
         self.embeddings = nn.ModuleDict(dict(embeddings))
         self.networks = nn.ModuleDict(dict(networks))
@@ -166,7 +168,7 @@ class _Answers:
         """Those of the states; of the source role, also of the states that are carried."""
         model = self.model
         table = role if role in model.embeddings else "all"
-        name = role if role in model.networks else "all"
+        name = role if role in model.networks or role in model.plain else "all"
         device = next(model.parameters()).device.type
         with torch.autocast(device, self.mixed, enabled=self.mixed is not None):
             if (table, name) not in self.answers:

@@ -183,15 +183,20 @@ def assemble(
             heads = {role: linear(settings.width, settings.width, **how) for role in roles}
     else:
         networks = {role: network() for role in roles}
+    plain = () if settings.destination else ("destination",)
     if settings.composed:
         for role in networks:
             networks[role] = After(Residual(settings.width, **how), networks[role])
+        for role in plain:
+            networks[role] = Residual(settings.width, **how)
+        plain = ()
     return Features(
         support,
         settings.width,
         embeddings=embeddings,
         networks=networks,
         heads=heads,
+        plain=plain,
         bias=settings.bias,
         start_bias=True,
         word_probs=word_probs,

@@ -26,12 +26,12 @@ KINDS = {"scalar": scalar, "lowrank": lowrank, "mlp": mlp, "transformer": transf
 """The parameterisations; each module has `Settings` with `build`."""
 
 RECIPES: dict[str, dict[str, Any]] = {
-    "scalar": {"learning_rate": 0.7, "weight_decay": 0.04},
+    "scalar": {"learning_rate": 0.5, "weight_decay": 0.04},
     "lowrank": {"learning_rate": 0.03, "weight_decay": 0.04},
     "mlp": {"learning_rate": 0.01, "weight_decay": 0.04},
     "transformer": {"learning_rate": 0.003, "weight_decay": 0.04},
 }
-"""Where to start with each; the first three are from the demo's text (docs/training.md)."""
+"""Where to start with each; the first three did well on the demo's text (docs/training.md)."""
 
 _COUNTING = {"accumulate": 0, "schedule": "constant", "warmup_steps": 0, "weight_decay": 0.0}
 LEARNING: dict[str, dict[str, Any]] = {
@@ -344,6 +344,13 @@ def with_start(config: Config, hmm: HMM) -> Config:
     return dataclasses.replace(
         config, model=dataclasses.replace(given, states=states, blocks=blocks)
     )
+
+
+def validation_mode(data: DataSettings) -> str:
+    """How to evaluate so that the chain starts where it does in training."""
+    if data.reset or data.layout == "packed":
+        return "sentence"
+    return "streaming" if data.layout == "streams" else f"window {data.length}"
 
 
 def make_batches(

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.rendezvous import rendezvous
 
 from hmmlm.errors import InputError
@@ -98,6 +99,8 @@ def join(device: str) -> Iterator[Ranks]:
         raise InputError(f"WORLD_SIZE is {ranks:,} but RANK is not set; start ranks with torchrun.")
     rank, local = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
     store, _, _ = next(rendezvous("env://", timeout=PATIENCE))
+    # torchrun may keep its store when it starts ranks again: what was there is of ranks that ended.
+    store = PrefixStore(f"hmmlm/{restarts()}", store)
     try:
         # Small things go by the CPU: a rank that waits there for rank 0 keeps no GPU busy.
         backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
@@ -121,9 +124,9 @@ def join(device: str) -> Iterator[Ranks]:
     dist.destroy_process_group()
 
 
-def is_restarted() -> bool:
-    """Whether torchrun started this process in the place of one that had failed."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+def restarts() -> int:
+    """How often torchrun has started the ranks again, after one had failed."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def own_device(device: str, local: int) -> str:
@@ -147,7 +150,7 @@ def own_device(device: str, local: int) -> str:
 
 def _is_first_to_fail(store: Any) -> bool:
     try:
-        return store.add("hmmlm/failed", 1) == 1
+        return store.add("failed", 1) == 1
     except dist.DistError:  # whoever held the store has failed before
         return False
 

@@ -144,6 +144,7 @@ def count_parameters(config: Config, vocab_size: int, blocks: int | None = None)
     networks = 1 if params.monolithic else roles
     heads = roles if params.monolithic and not params.split else 0
     count = tables * table + networks * (_network_size(params) + params.composed * residual)
+    count += residual if params.composed and not params.destination else 0
     return count + heads * (width**2 + width) + width + 1 + words
 
 

@@ -71,6 +71,8 @@ class Expectation:
         sums: list[Tensor] = []
         evidence, tokens, impossible = torch.zeros(3, dtype=torch.float64, device=hmm.device)
         for batch in batches:
+            if batch.num_tokens == 0:  # a rank without rows; its missing token would be counted
+                continue
             fields, log_evidence = self._count(hmm, batch)
             sums = [total.double() for total in sums]
             for total, field in zip(sums, fields, strict=bool(sums)):
@@ -80,6 +82,7 @@ class Expectation:
             evidence += log_evidence[~gone].sum()
             impossible += gone.sum()
             tokens += batch.num_tokens
+        sums = sums or [torch.zeros_like(field) for field in hmm.fields()]
         sums += [evidence, tokens, impossible]
         if self.reduce is not None:
             sums = [total.double() for total in sums]

@@ -19,17 +19,16 @@ from hmmlm.errors import InputError
 class TrainSettings:
     """How to train.
 
-    The learning rate rises over `warmup_steps`. Then with `schedule` "cosine" it falls to
-    `final_rate` times its height; with "plateau" it is divided by `plateau_factor` when
-    `plateau_patience` checks in a row have not lowered the best validation value by more than
-    `plateau_threshold` (absolute); with "power" it is divided by the step's number to the power of
-    `schedule_power`; with "constant" it stays. `accumulate` batches make a step (0: those of a
-    whole epoch).
-    With `average` > 0 the weights that are evaluated and kept are the exponential average of those
-    of the steps, with that decay. `checks` is the number of validations per epoch; after
-    `early_stop` of them without a new best, training ends (0: never). With `precision` "bf16" the
-    loss is computed under PyTorch's autocast to bfloat16, from weights kept in float32; validation
-    is always in float32.
+    The learning rate rises over `warmup_steps`, at most a tenth of all. Then with `schedule`
+    "cosine" it falls to `final_rate` times its height; with "plateau" it is divided by
+    `plateau_factor` when more than `plateau_patience` checks in a row have not lowered the best
+    validation value by more than `plateau_threshold` (absolute); with "power" it is divided by the
+    step's number to the power of `schedule_power`; with "constant" it stays. `accumulate` batches
+    make a step (0: those of a whole epoch). With `average` > 0 the weights that are evaluated and
+    kept are the exponential average of those of the steps, with that decay. `checks` is the number
+    of validations per epoch; after `early_stop` of them without a new best, training ends (0:
+    never). With `precision` "bf16" the loss is computed under PyTorch's autocast to bfloat16, from
+    weights kept in float32; validation is always in float32.
     """
 
     epochs: int = 10
@@ -152,8 +151,9 @@ class Training:
 
     Iterating trains the learner's model in place, from where it stands, and yields after every
     step. `evaluate` runs `checks` times an epoch, lower is better; when training ends, or is left
-    early, the model has the weights that it liked best. A loss that is not finite ends training
-    with the best weights so far.
+    early, the model has the weights that it liked best, without it those of the last step (their
+    average, if there is one). A loss that is not finite ends training with the best weights so far,
+    or before the first check with some of the last whose loss was finite.
 
     `state()`, asked for after a step, is all there is to go on from there in another process, as
     if there had been no end between. Its tensors are the ones in use: write them before the next
@@ -191,32 +191,32 @@ class Training:
         return self.step == self.steps or bool(early)
 
     def __iter__(self) -> Iterator[Progress]:
-        stream, restore = _epochs(self.batches), self.averaged is not None
-        restore |= self.evaluate is not None and self.best.step > 0
+        stream, diverged = _epochs(self.batches), False
         try:
             while not self.is_over:
                 done, within = self.step / self.steps, self.step % self.per_epoch
                 rate = learning_rate(self.settings, self.step + 1, self.steps) / self.best.divisor
                 size = min(self.group, self.batches.num_batches - within * self.group)
                 began = time.perf_counter()
+                # Whether weights are any good shows in the loss of the next step.
+                tried = _copy(self.shown) if self._is_worth_keeping() else None
                 made = self.learner.step(islice(stream, size), rate, done)
                 if not math.isfinite(made.loss) or not math.isfinite(made.size):
-                    restore = True
+                    self.best.restore()
                     raise Diverged(
                         f"Training stopped at step {self.step + 1:,} with learning rate "
                         f"{rate:.3g}: the loss is {made.loss:.3g} and the gradient's norm "
-                        f"{made.size:.3g}. The weights are those of step {self.best.step:,}; try "
+                        f"{made.size:.3g}. The weights are those of step {self.best.kept:,}; try "
                         f"a lower learning rate."
                     )
+                if tried is not None:
+                    self.best.weights, self.best.kept = tried, self.step
                 if self.averaged is not None:
                     self.averaged.update_parameters(self.learner.model)
                 self.step += 1
                 self.tokens += made.tokens
                 self.seconds += time.perf_counter() - began
-                val = None
-                if within + 1 in self.checks:
-                    restore |= self.evaluate is not None
-                    val = self._check()
+                val = self._check() if within + 1 in self.checks else None
                 yield Progress(
                     self.step,
                     self.steps,
@@ -228,19 +228,37 @@ class Training:
                     rate,
                     val,
                 )
+        except Diverged:
+            diverged = True
+            raise
         finally:
-            if restore:
-                self.best.restore()
+            if not diverged:
+                self._settle()
+
+    @property
+    def shown(self) -> nn.Module:
+        """The model that is evaluated: that of the averaged weights, if there are any."""
+        return self.learner.model if self.averaged is None else self.averaged.module
+
+    def _is_worth_keeping(self) -> bool:
+        """Ten times an epoch, where no check says which weights to keep."""
+        unchecked = self.evaluate is None or self.best.step == 0
+        return unchecked and self.step > 0 and self.step % max(1, self.per_epoch // 10) == 0
 
     def _check(self) -> float | None:
-        shown, val = self.learner.model, None
-        if self.averaged is not None:
-            shown = self.averaged.module
-        if self.evaluate is not None:
-            with torch.no_grad():
-                val = self.evaluate(shown)
-        self.best.visit(self.step, shown, val)
+        if self.evaluate is None:
+            return None
+        with torch.no_grad():
+            val = self.evaluate(self.shown)
+        self.best.visit(self.step, self.shown, val)
         return val
+
+    def _settle(self) -> None:
+        """Gives the model the weights that training was for."""
+        if self.evaluate is not None and self.best.step > 0:
+            self.best.restore()
+        elif self.averaged is not None and self.step > 0:
+            self.learner.model.load_state_dict(self.shown.state_dict())
 
     def state(self) -> State:
         parts = {
@@ -275,32 +293,35 @@ class Training:
 
 
 class Best:
-    """The weights that were best on validation, or the last ones checked where there is none."""
+    """The weights that were best on validation; before there are any, some that did no harm.
+
+    `step` is that of the best value, 0 if there was none, and `kept` that of the weights.
+    """
 
     def __init__(self, model: nn.Module, settings: TrainSettings) -> None:
         self.model, self.settings = model, settings
-        self.weights, self.step = _copy(model), 0
-        self.val = math.inf
+        self.weights, self.kept = _copy(model), 0
+        self.step, self.val = 0, math.inf
         self.waited = 0  # checks since the best
         self.divisor = 1.0  # of the learning rate, by the plateau schedule
         self.bad = 0  # checks that did not lower the best enough
 
-    def visit(self, step: int, shown: nn.Module, val: float | None) -> None:
-        if val is not None and math.isnan(val):
+    def visit(self, step: int, shown: nn.Module, val: float) -> None:
+        if math.isnan(val):
+            self.restore()
             raise Diverged(
                 f"Training stopped at step {step:,}: the validation value is {val}. The weights "
-                f"are those of step {self.step:,}; try a lower learning rate."
+                f"are those of step {self.kept:,}; try a lower learning rate."
             )
         self._wait(val)
-        if val is None or val < self.val or self.step == 0:
-            self.weights, self.step = _copy(shown), step
-            self.val = self.val if val is None else val
-            self.waited = 0
+        if val < self.val or self.step == 0:
+            self.weights, self.kept = _copy(shown), step
+            self.step, self.val, self.waited = step, val, 0
         else:
             self.waited += 1
 
-    def _wait(self, val: float | None) -> None:
-        if self.settings.schedule != "plateau" or val is None:
+    def _wait(self, val: float) -> None:
+        if self.settings.schedule != "plateau":
             return
         self.bad = 0 if val < self.val - self.settings.plateau_threshold else self.bad + 1
         if self.bad > self.settings.plateau_patience:
@@ -318,19 +339,20 @@ class Best:
             setattr(self, name, numbers[name])
 
 
-_NUMBERS = ("step", "val", "waited", "divisor", "bad")
+_NUMBERS = ("kept", "step", "val", "waited", "divisor", "bad")
 
 
 def learning_rate(settings: TrainSettings, step: int, steps: int) -> float:
     """The rate of step 1..steps, before a plateau divides it: a linear rise, then the schedule."""
-    warm = min(1.0, step / max(1, settings.warmup_steps))
+    highest, warm = settings.learning_rate, min(settings.warmup_steps, steps // 10)
+    if step <= warm:
+        return highest * step / warm
     if settings.schedule == "power":
-        return settings.learning_rate * warm * step**-settings.schedule_power
+        return highest * (step - warm) ** -settings.schedule_power
     if settings.schedule != "cosine":
-        return settings.learning_rate * warm
-    cosine = (1 + math.cos(math.pi * (step - 1) / steps)) / 2
-    height = settings.final_rate + (1 - settings.final_rate) * cosine
-    return settings.learning_rate * warm * height
+        return highest
+    cosine = (1 + math.cos(math.pi * (step - 1 - warm) / (steps - warm))) / 2
+    return highest * (settings.final_rate + (1 - settings.final_rate) * cosine)
 
 
 def _epochs(batches: Batches) -> Iterator[Batch]:
