@@ -107,7 +107,8 @@ def estimate(
         phases = _counted(config, phases, total**2, cells, dense)
         times, gradients = config.learner.gradient_steps, 0
     flops = {name: (batches if name == "recursion" else times) * n for name, n in flops.items()}
-    phases = [{"weights": copies * parameters, **phase} for phase in phases]
+    tried = config.learner.optimiser == "adamw"  # before the first check: those of the last step
+    phases = [{"weights": (copies + tried) * parameters, **phase} for phase in phases]
     if validation:
         weights = {"weights": copies * parameters, "gradients": gradients}
         phases += [{**weights, **phase} for phase in _validation(config, vocab_size, blocks)]
