@@ -17,7 +17,16 @@ from hmmlm.lm import LanguageModel, Scores
 ROW_TOLERANCE = 1e-4
 """A perplexity is published only if random distributions of the model sum to one this closely."""
 
-_CHECKED_ROWS, _CHECK_SEED = 256, 0
+BATCH_TOKENS = 1 << 14
+"""Tokens that are read at a time, padding included, unless told otherwise."""
+
+CHECKED_ROWS = 256
+"""Rows of transitions whose sums are checked."""
+
+CHECKED_CELLS = 1 << 22
+"""Cells of the emissions whose sums are checked at a time."""
+
+_CHECK_SEED = 0
 _CHUNK = 1 << 22
 
 
@@ -101,7 +110,7 @@ def evaluate(
     *,
     mode: str | tuple[str, int],
     eos_id: int | None = None,
-    batch_tokens: int = 1 << 14,
+    batch_tokens: int = BATCH_TOKENS,
     device: torch.device | str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Evaluation:
@@ -158,7 +167,7 @@ def _check_model(model: LanguageModel) -> float:
             f"The model is in {model.precision} but a perplexity is published only from float32 "
             f"or float64; convert it first, as in hmm.to(dtype=torch.float32), and normalise again."
         )
-    error = model.row_error(_CHECKED_ROWS, _CHECK_SEED)
+    error = model.row_error(CHECKED_ROWS, _CHECK_SEED)
     if not error < ROW_TOLERANCE:  # catches NaN too
         raise InputError(
             f"The model's probabilities sum to one only within {error:.3g}, and a perplexity is "
@@ -228,7 +237,7 @@ def _score_rows(
 def _emission_sums(hmm: HMM) -> Float[Tensor, " Z"]:
     """sum_x p(x | z) of every state in float64, a slab of words at a time."""
     sums = torch.zeros(hmm.num_states, dtype=torch.float64, device=hmm.device)
-    step = max(1, _CHUNK // hmm.support.width)
+    step = max(1, CHECKED_CELLS // hmm.support.width)
     for start in range(0, hmm.vocab_size, step):
         ids = hmm.support.rows[hmm.support.row_of_word[start : start + step]]
         probs = hmm.log_emit[start : start + step].double().exp()

@@ -1,6 +1,7 @@
 """`hmmlm train` from configurations and plain text, and `hmmlm estimate`."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -189,3 +190,26 @@ def test_estimate(place, call):
     assert result["parameters"] == 11_355_153
     assert result["bytes"] == sum(result["memory"].values())
     assert "11,355,153 parameters" in answer.out and "in all" in answer.out
+    assert "1,024 tokens a step" in answer.out
+
+
+def test_estimate_of_a_step_that_is_an_epoch(call):
+    answer = call("estimate", "--set=model.kind=scalar", "--set=train.optimiser=em")
+    assert answer.status == 0 and "1,024 tokens a batch" in answer.out
+
+
+@pytest.mark.parametrize(("options", "blocks"), [([], 6), (["--set=model.like_hmm_lm=true"], 5)])
+def test_estimate_with_a_file_of_clusters_is_that_of_training(place, call, options, blocks):
+    call("cluster", "--text=text.txt", "--clusters=5", "--out=paths")
+    sizes = ["--set=model.states=60", "--set=train.epochs=1", *options]
+    given = [*sizes, "--set=model.clusters=paths"]
+    vocab = f"--vocab={Model.load('model').tokenizer.vocab_size}"
+    estimated = call("estimate", *given, vocab)
+    assert estimated.status == 0, estimated.err
+    assert f"60 states in {blocks} blocks, " in estimated.out
+    answer = call("train", "corpus", "--out=new", *given)
+    assert answer.status == 0 and f"{blocks} blocks (paths)" in answer.out
+    parameters = re.search(r"[\d,]+ parameters", estimated.out)
+    assert parameters is not None and parameters[0] in answer.out
+    few = call("estimate", *given, "--set=model.states=64")
+    assert f"64 states cannot be shared equally among {blocks} blocks" in few.err

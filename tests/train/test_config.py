@@ -168,9 +168,24 @@ def test_what_em_refuses(tables, message):
 
 def test_sizes_with_tags_are_multiples_of_their_number():
     config, reason = with_sizes(make_config(EM), 25_000, 5000, tags=45)
-    assert (config.model.states, config.model.blocks) == (1035, 0)
+    assert (config.model.states, config.model.blocks) == (270, 0)
     assert reason == ", chosen for 25,000 tokens"
     assert with_sizes(make_config(EM), 25_000, 5000)[0].model.blocks == 32
+
+
+@pytest.mark.parametrize(
+    ("words", "model", "chosen"),
+    [
+        (200, {}, (256, 0)),
+        (201, {}, (4096, 128)),
+        (5000, {"blocks": 0}, (256, 0)),
+        (100, {"blocks": 10}, (4090, 10)),
+        (100, {"states": 1000}, (1000, 0)),
+    ],
+)
+def test_states_that_every_word_has_are_few_unless_given(words, model, chosen):
+    config, _ = with_sizes(make_config({"model": model}), 1_000_000, words)
+    assert (config.model.states, config.model.blocks) == chosen
 
 
 def test_sizes_of_the_model_to_start_from():

@@ -190,6 +190,37 @@ def _say_clusters(made: "Clustering", words: list[str], counts: "np.ndarray", nu
         say(line)
 
 
+def count_blocks(path: Path, states: int, *, like_hmm_lm: bool) -> int:
+    """How many blocks a paths file makes of a text with its words, after checking the states."""
+    import numpy as np
+
+    from hmmlm.clusters.blocks import assign_blocks
+    from hmmlm.clusters.paths import clustering_from_paths, read_paths
+
+    found = read_paths(path)
+    words = list(dict.fromkeys([*found.words, "<eos>"]))
+    made = clustering_from_paths(found, words, source=str(path))
+    number = assign_blocks(
+        made.cluster_of_word,
+        np.ones(len(words), np.int64),
+        eos_id=words.index("<eos>"),
+        unk_id=words.index("<unk>") if "<unk>" in words else None,
+        like_hmm_lm=like_hmm_lm,
+    ).num_blocks
+    _states_each(states, number)
+    return number
+
+
+def _states_each(states: int, blocks: int) -> int:
+    if states % blocks:
+        fits = max(1, round(states / blocks)) * blocks
+        raise InputError(
+            f"{states:,} states cannot be shared equally among {blocks:,} blocks; use {fits:,} "
+            f"states, say."
+        )
+    return states // blocks
+
+
 def blocks_support(
     corpus: Any,
     states: int,
@@ -246,13 +277,7 @@ def blocks_support(
     say(f"{made.num_blocks:,} blocks ({origin}{when}): {_sizes(sizes)}", indent=indent)
     for rule in made.rules:
         say(rule, indent=indent + 3)
-    number = made.num_blocks
-    if states % number:
-        fits = max(1, round(states / number)) * number
-        raise InputError(
-            f"{states:,} states cannot be shared equally among {number:,} blocks; use {fits:,} "
-            f"states, say."
-        )
-    support = Support.from_clusters(made.block_of_word.tolist(), states // number)
+    each = _states_each(states, made.num_blocks)
+    support = Support.from_clusters(made.block_of_word.tolist(), each)
     facts = {"origin": origin, "rules": list(made.rules), **sizes._asdict()}
     return support, facts

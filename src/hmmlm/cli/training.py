@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hmmlm.cli.clustering import Method, blocks_support
+from hmmlm.cli.clustering import Method, blocks_support, count_blocks
 from hmmlm.cli.output import (
     Device,
     Json,
@@ -309,11 +309,16 @@ def fit(
         label_of_state = share_states(config.model.states, len(tags))
         check_labels(support, label_of_state, labels, tokens, words)
         facts["labels"] = {"tags": tags, "states_per_tag": config.model.states // len(tags)}
-    cost = cost_of(config, words.vocab_size)
+    cost = cost_of(
+        config,
+        words.vocab_size,
+        blocks=max(1, support.num_states // support.width),
+        validation="valid" in corpus.splits,
+    )
     say(
         f"{config.model.kind}, {support.num_states:,} states{reason}; {cost.parameters:,} "
         f"parameters, about {cost.total_memory / 1e6:,.0f} MB and "
-        f"{cost.total_flops / 1e9:,.1f} GFLOP a step",
+        f"{cost.total_flops / 1e9:,.1f} GFLOP a {cost.unit}",
         indent=indent,
     )
     if ranks.ranks > 1:
@@ -494,16 +499,25 @@ def estimate(
     ] = None,
     json: Json = False,
 ) -> None:
-    """What a training step would cost: parameters, memory and operations."""
+    """What a training step would cost: parameters, memory and operations.
+
+    Memory is the most that a step or a validation takes.
+    """
     from hmmlm.train.config import make_config, override, read_config, with_sizes
     from hmmlm.train.estimate import estimate as cost_of
 
     tables = {} if source is None else read_config(source)
     config, reason = with_sizes(make_config(override(tables, set or [])), tokens, vocab)
-    cost = cost_of(config, vocab)
+    model, blocks = config.model, None
+    if model.clusters:
+        assert model.states is not None
+        path = Path(model.clusters)
+        blocks = count_blocks(path, model.states, like_hmm_lm=model.like_hmm_lm)
+        reason = f" in {blocks:,} blocks"
+    cost = cost_of(config, vocab, blocks=blocks)
     say(
         f"{config.model.kind}, {config.model.states:,} states{reason}, {cost.kept_states:,} kept; "
-        f"{cost.parameters:,} parameters, {cost.tokens_per_step:,} tokens a step"
+        f"{cost.parameters:,} parameters, {cost.tokens:,} tokens a {cost.unit}"
     )
     for name in dict.fromkeys([*cost.memory, *cost.flops]):
         say(
@@ -516,6 +530,8 @@ def estimate(
         print_json(
             {
                 "parameters": cost.parameters,
+                "unit": cost.unit,
+                "tokens": cost.tokens,
                 "bytes": cost.total_memory,
                 "flops": cost.total_flops,
                 "file_bytes": cost.file_bytes,

@@ -16,6 +16,8 @@ def log_normaliser(left: Float[Tensor, "S H"], right: Float[Tensor, "Z H"]) -> F
     Its gradient takes two more products of that size, or three where S x Z numbers are not kept.
     O(S Z H) time.
     """
+    if not torch.is_grad_enabled():  # which a function does not see
+        left, right = left.detach(), right.detach()
     return _LogNormaliser.apply(left, right)
 
 

@@ -296,8 +296,9 @@ def with_sizes(config: Config, tokens: int, vocab_size: int, tags: int = 0) -> t
     """The configuration with states and blocks chosen where they were not given, and why.
 
     About one state for 25 tokens, a power of two from 64 to 4,096, of which a word of a text with
-    many words has 32: the shape that did best on the demo's text. With `tags` it is a multiple of
-    their number and every word has all states.
+    many words has 32: the shape that did best on the demo's text. Where every word has all states
+    they are 256 at most, for a step then takes time in their square. With `tags` it is a multiple
+    of their number and every word has all states.
     """
     model = config.model
     if tags and model.blocks is None and not model.clusters:
@@ -309,7 +310,8 @@ def with_sizes(config: Config, tokens: int, vocab_size: int, tags: int = 0) -> t
         return config, ""
     states = model.states
     if states is None:
-        states = 1 << min(12, max(6, round(math.log2(max(1, tokens / 25)))))
+        dense = vocab_size <= 200 if model.blocks is None else model.blocks == 0
+        states = 1 << min(8 if dense else 12, max(6, round(math.log2(max(1, tokens / 25)))))
         states = max(1, round(states / tags)) * tags if tags else states
     blocks = model.blocks
     if blocks is None:

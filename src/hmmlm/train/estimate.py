@@ -3,7 +3,8 @@
 import math
 from typing import Any, NamedTuple
 
-from hmmlm.inference.recursion import TILED
+from hmmlm.evaluate import BATCH_TOKENS, CHECKED_CELLS, CHECKED_ROWS
+from hmmlm.inference.recursion import SUMMED, TILED
 from hmmlm.ops.normaliser import KEPT
 from hmmlm.params import lowrank, mlp, scalar, transformer
 from hmmlm.train.config import Config
@@ -11,16 +12,21 @@ from hmmlm.train.config import Config
 LOST = 1.12
 """What a process takes for each byte asked for, as measured: some is lost between allocations."""
 
+SENTENCE = 20
+"""Tokens of a sentence, as validation is taken to read them."""
+
 
 class Estimate(NamedTuple):
     """`memory` names the parts of the peak in bytes; `flops` those of a step's operations.
 
-    `file_bytes` is the size of the tables of the model's file.
+    `file_bytes` is the size of the tables of the model's file. `unit` is "step", or "batch" where
+    a step takes those of a whole epoch: then `tokens` and `flops` are those of one batch.
     """
 
     parameters: int
     file_bytes: int
-    tokens_per_step: int
+    unit: str
+    tokens: int
     kept_states: int
     memory: dict[str, int]
     flops: dict[str, int]
@@ -34,20 +40,26 @@ class Estimate(NamedTuple):
         return sum(self.flops.values())
 
 
-def estimate(config: Config, vocab_size: int) -> Estimate:
+def estimate(
+    config: Config, vocab_size: int, *, blocks: int | None = None, validation: bool = True
+) -> Estimate:
     """The cost of a training step of a configuration with its sizes, on a CPU in float32.
 
     Memory is the largest amount held at one time beyond the libraries: while counts are summed,
-    while the gradient flows back, or in the optimiser's update. Operations are those of the matrix
-    products, the gradient included.
+    while the gradient flows back, in the optimiser's update, or in validation, which uses all
+    states. Operations are those of the matrix products, the gradient included. Where dropout
+    changes, the step is the one that keeps the most states. `blocks` is the number of those that
+    a file of clusters makes.
     """
-    states, blocks, params = config.model.states, config.model.blocks or 1, config.params
+    states, params, train = config.model.states, config.params, config.train
+    blocks = blocks or config.model.blocks or 1
     assert states is not None
     width = getattr(params, "width", 0)
-    kept = math.ceil(states // blocks * (1 - config.dropout.rate) - 1e-9)  # states of a word
+    rate = min(config.dropout.at(0.0), config.dropout.at(1.0))
+    kept = math.ceil(states // blocks * (1 - rate) - 1e-9)  # states of a word
     total, cells = kept * blocks, vocab_size * kept
     tokens = config.data.batch_size * config.data.length
-    parameters = count_parameters(config, vocab_size)
+    parameters = count_parameters(config, vocab_size, blocks)
     factored, networks = _is_factored(params, "trans"), _networks(params)
     dense = blocks == 1
     # Numbers that the forward computation keeps for the gradient; ids of cells count twice.
@@ -74,31 +86,44 @@ def estimate(config: Config, vocab_size: int) -> Estimate:
     flops["recursion"] = 8 * tokens * kept**2
     if not dense:
         products = factored and config.learner.optimiser == "adamw"  # EM counts with one table
-        made = TILED // (kept * (kept + min(2 * width if products else 2 * total, 1024)))
-        rows, pairs = config.data.batch_size, blocks**2
-        together = min(tokens, rows * max(1, made // rows))  # tokens of a stretch
-        different = round(pairs * (1 - math.exp(-together / pairs)))  # of words drawn at random
+        different = _tiles(
+            config.data.batch_size, tokens, blocks, kept, width if products else total
+        )
         counting["tiles"] = different * kept * (3 * kept + (4 * width if products else 0))
-    if not dense and factored:
-        flops["tiles"] = 10 * tokens * kept**2 * width
+        if products:
+            flops["tiles"] = 10 * tokens * kept**2 * width
     back["gradients"] = parameters // 2  # those of embeddings come last
-    update = {"gradients": parameters, "update": 2 * _largest(config, vocab_size)}
-    copies = 4 + (config.train.average > 0)  # weights, two moments, the best; the average
+    if train.accumulate != 1 and config.learner.optimiser == "adamw":
+        counting["gradients"] = parameters  # those of the batches before
+        back["gradients"] += parameters
+    update = {"gradients": parameters, "update": 2 * _largest(config, vocab_size, blocks)}
+    copies = 2 + (train.average > 0)  # weights, the best; the average
     phases = [counting, back, update]
-    if config.learner.optimiser != "adamw":
-        copies -= 2 * (config.learner.optimiser == "em")  # no moments
-        phases = _counted(config, phases, total**2, cells)
-    peak = {"weights": copies * parameters}
-    peak |= max(phases, key=lambda phase: sum(phase.values()))
+    batches, gradients = max(1, train.accumulate), parameters
+    times = batches  # that tables are made
+    if config.learner.optimiser == "adamw":
+        copies += 2  # moments
+    else:
+        phases = _counted(config, phases, total**2, cells, dense)
+        times, gradients = config.learner.gradient_steps, 0
+    flops = {name: (batches if name == "recursion" else times) * n for name, n in flops.items()}
+    tried = config.learner.optimiser == "adamw"  # before the first check: those of the last step
+    phases = [{"weights": (copies + tried) * parameters, **phase} for phase in phases]
+    if validation:
+        weights = {"weights": copies * parameters, "gradients": gradients}
+        phases += [{**weights, **phase} for phase in _validation(config, vocab_size, blocks)]
+    peak = max(phases, key=lambda phase: sum(phase.values()))
     memory = {name: round(4 * LOST * numbers) for name, numbers in peak.items() if numbers}
     table = states * (2 * width + 1) if factored else states**2
     file_bytes = 4 * (states + table + vocab_size * (states // blocks))
-    return Estimate(parameters, file_bytes, tokens, total, memory, flops)
+    unit = "step" if train.accumulate else "batch"
+    return Estimate(parameters, file_bytes, unit, batches * tokens, total, memory, flops)
 
 
-def count_parameters(config: Config, vocab_size: int) -> int:
-    """How many numbers are learnt."""
-    states, blocks, params = config.model.states, config.model.blocks or 1, config.params
+def count_parameters(config: Config, vocab_size: int, blocks: int | None = None) -> int:
+    """How many numbers are learnt; `blocks` as in `estimate`."""
+    states, params = config.model.states, config.params
+    blocks = blocks or config.model.blocks or 1
     assert states is not None
     if isinstance(params, scalar.Settings):
         return states + states**2 + vocab_size * (states // blocks)
@@ -124,19 +149,52 @@ def count_parameters(config: Config, vocab_size: int) -> int:
     return count + heads * (width**2 + width) + width + 1 + words
 
 
-def _counted(config: Config, phases: list[dict[str, int]], trans: int, cells: int) -> list[dict]:
+def _validation(config: Config, vocab_size: int, blocks: int) -> list[dict[str, int]]:
+    """The phases of a validation, on all states without gradients: making, checking, scoring."""
+    states, params = config.model.states, config.params
+    assert states is not None
+    width, networks = getattr(params, "width", 0), _networks(params)
+    factored, dense, each = _is_factored(params, "trans"), blocks == 1, states // blocks
+    cells, rows = vocab_size * each, BATCH_TOKENS // SENTENCE
+    table = (2 * states * width if networks else 0) if factored else states**2
+    making = {"networks": 8 * states * width if networks else 0, "transitions": table}
+    making["emissions"] = (2 if dense else 6) * cells
+    # Numbers in float64 and ids count twice.
+    checking = {"transitions": table, "emissions": cells}
+    checking["checks"] = 6 * max(min(cells, CHECKED_CELLS), min(states, CHECKED_ROWS) * states)
+    scoring = {"transitions": table, "emissions": cells, "messages": 7 * rows * each}
+    if dense:
+        scoring["transitions"] += (1 + factored) * states**2
+    else:
+        different = _tiles(rows, BATCH_TOKENS, blocks, each, width if factored else states)
+        scoring["tiles"] = different * each * (2 * each + 2 * max(width, each) + 8)
+    return [making, checking, scoring]
+
+
+def _tiles(rows: int, tokens: int, blocks: int, each: int, factors: int) -> int:
+    """How many different tiles a stretch of words has, if these are drawn at random."""
+    made = min(SUMMED, TILED // (each * (each + min(2 * factors, 1024))))
+    together = min(tokens, max(rows, made))  # tokens of a stretch
+    return round(blocks**2 * (1 - math.exp(-together / blocks**2)))
+
+
+def _counted(
+    config: Config, phases: list[dict[str, int]], trans: int, cells: int, dense: bool
+) -> list[dict[str, int]]:
     """The phases of a step of EM: counts of tables without gradients, then the M-step.
 
     Sums are in float64, two of our numbers each. EM writes its tables piece by piece: what it needs
     most for are ids of cells.
     """
-    dense, sums = not config.model.blocks, 2 * (trans + cells)
+    sums = 2 * (trans + cells)
     counting = {key: value for key, value in phases[0].items() if key in ("messages", "tiles")}
     counting |= {"transitions": (4 if dense else 2) * trans, "emissions": 2 * cells, "sums": sums}
     if config.learner.optimiser == "em":
         made = {"transitions": trans, "emissions": (1 if dense else 7) * cells, "sums": sums}
     else:
-        made = {**phases[1], "sums": sums + trans}
+        sums += 0 if _is_factored(config.params, "trans") else trans
+        kept = 3 * phases[2]["gradients"]  # the weights before, two moments
+        made = {**phases[1], "sums": sums, "update": kept}
     return [counting, made]
 
 
@@ -172,9 +230,9 @@ def _network_memory(params: Any, states: int, kept: int) -> int:
     return (1 + 2 * getattr(params, "layers", 2)) * kept * params.width
 
 
-def _largest(config: Config, vocab_size: int) -> int:
+def _largest(config: Config, vocab_size: int, blocks: int) -> int:
     """Numbers of the largest parameter, whose update needs as many again, twice."""
-    states, blocks, params = config.model.states, config.model.blocks or 1, config.params
+    states, params = config.model.states, config.params
     assert states is not None
     trans, emit = _is_factored(params, "trans"), _is_factored(params, "emit")
     width = getattr(params, "width", 0)
