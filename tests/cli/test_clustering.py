@@ -109,7 +109,7 @@ def test_train_with_blocks(call, place):
     result = last_json(call("info", "blocked", "--json").out)
     assert result["blocks"] == 6 and result["words_per_block"].startswith("1 to ")
     assert result["imbalance"] > 1 and 0 < result["largest_share_of_text"] < 1
-    assert result["blocks_from"] == "exchange, made now"
+    assert result["blocks_from"] == "exchange"
     assert last_json(call("info", "corpus", "--json").out)["kept_clusters"] == "exchange-lines-5"
     answer = call("train", "corpus", "--blocks=6", "--states=12", "--out=again", *FEW)
     assert "6 blocks (exchange, kept with the corpus)" in answer.out
