@@ -158,7 +158,8 @@ def test_all_combinations_and_the_list_are_run(place, call, started):
 
 def test_settings_reach_the_training_as_they_are(place, call, started):
     sweep_file('[sweep]\nlist = [{ train.clip = 2, model.clusters = "a \\"b\\" é", '
-               'data.reset = false, train.learning_rate = 1e-5 }]\n')  # fmt: skip
+               'data.reset = false, data.layout = "streams", '
+               'train.learning_rate = 1e-5 }]\n')  # fmt: skip
     assert call("sweep", "many.toml", "--out=here").status == 0
     (run,) = started
     assert run.folder.parent == Path("here")
