@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from commands import SOURCE, run_command, tree
 from hmmlm.data.builtin import builtin_sentences
@@ -132,6 +134,30 @@ def test_a_model_that_is_not_ready_says_how_to_go_on(again, call):
 def test_a_finished_training_cannot_be_resumed(made):
     answer = run_command("train", "--resume", "model", cwd=made.folder)
     assert answer.status == 2 and "nothing to resume" in answer.err
+
+
+@pytest.mark.parametrize("part", ["model", "best", "learner"])
+def test_a_checkpoint_that_does_not_fit_is_told(again, call, part):
+    """One that says of itself that it is whole."""
+    folder = max((again / "run/checkpoints").iterdir())
+    held = json.loads((folder / "state.json").read_text())
+    tensors = load_file(folder / "state.safetensors")
+    for name in [name for name in tensors if name.startswith(f"{part}.")]:
+        del tensors[name], held["tensors"][name]
+    save_file(tensors, folder / "state.safetensors")
+    (folder / "state.json").write_text(json.dumps(held))
+    answer = call("train", "--resume", "run")
+    wanted = rf"hmmlm: The checkpoint of step {held['numbers']['step']} does not fit this training "
+    assert answer.status == 2 and re.match(wanted, answer.err), answer.err
+    assert "remove its folder to go on from the one before, or from the start" in answer.err
+
+
+def test_a_run_without_its_data_is_told(again, call):
+    held = json.loads((again / "run/run.json").read_text())
+    del held["about"]["config"]["data"]
+    (again / "run/run.json").write_text(json.dumps(held))
+    answer = call("train", "--resume", "run")
+    assert answer.status == 2 and answer.err.count("\n") == 1
 
 
 def test_two_trainings_into_one_folder(again, call):

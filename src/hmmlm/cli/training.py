@@ -182,7 +182,8 @@ def _configure(run: Path | None, begun: Any, changes: list[str], named: dict[str
     """The configuration of what was begun, a file over it, then changes, then options."""
     from hmmlm.train.config import make_config, override, read_config
 
-    tables, source = ({"data": {}}, {}) if begun is None else (begun[0]["config"], begun[1])
+    tables, source = ({}, {}) if begun is None else (begun[0]["config"], begun[1])
+    tables.setdefault("data", {})
     given = {} if run is None else read_config(run)
     for name, table in given.items():
         known = tables.get(name, {})
