@@ -365,6 +365,7 @@ def fit(
             if training.step == 0 or (ranks.ranks > 1 and not isinstance(error, Diverged)):
                 raise
             trouble = error
+            described["stopped"] = f"{error} The model was written to {out}."
         if stopped:
             _leave(ranks.once(lambda: run.checkpoints.newest()), out, interrupts.asked)
         with torch.no_grad():
@@ -372,7 +373,7 @@ def fit(
         ranks.once(lambda: _finish(run, made))
     seconds = time.perf_counter() - began
     if trouble is not None:
-        raise InputError(f"{trouble} The model was written to {out}.") from trouble
+        raise InputError(described["stopped"]) from trouble
     best = training.best.val if training.evaluate is not None else None
     return {"folder": str(out), "steps": training.step, "seconds": round(seconds, 3), "val": best}
 
