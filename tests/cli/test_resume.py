@@ -10,18 +10,37 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from safetensors.torch import load_file, save_file
 
 from commands import SOURCE, run_command, tree
+from hmmlm.cli import training
 from hmmlm.data.builtin import builtin_sentences
 from hmmlm.data.shards import write_corpus
 from hmmlm.data.tokenizer import Tokenizer
+from hmmlm.errors import InputError
 from kills import kill_at_random
 
 OPTIONS = ["--kind=lowrank", "--states=8", "--blocks=4", "--epochs=30", "--batch-size=2"]
 OPTIONS += ["--device=cpu", "--set=train.save_steps=20", "--set=model.width=4"]
+
+
+def test_the_way_to_go_on_can_be_copied(monkeypatch):
+    said = []
+    monkeypatch.setattr(training, "warn", said.append)
+    with pytest.raises(SystemExit):
+        training._leave(3, Path("my runs/a"), signal.SIGINT)
+    assert said == ["Stopped; hmmlm train --resume 'my runs/a' goes on after step 3."]
+
+    class Full:
+        def write_into(self, folder):
+            raise InputError("The disk is full.")
+
+    run = SimpleNamespace(folder=Path("my runs/a"), checkpoints=SimpleNamespace(newest=lambda: 3))
+    with pytest.raises(InputError, match=r"--resume 'my runs/a', which goes on after step 3\."):
+        training._finish(run, Full())
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen:

@@ -98,7 +98,8 @@ def draw_curves(runs: Mapping[str, Sequence[Progress]], *, x: str = "tokens") ->
             dots = {"marker": "o", "markersize": 3.2, "markeredgewidth": 0}
             top.plot(at, values, color=colour, linewidth=0.8, linestyle=":", zorder=3, **dots)
             best = int(np.argmin(values))
-            ring = {"marker": "o", "markersize": 7.5, "markerfacecolor": "none", "clip_on": False}
+            ring = {"marker": "o", "markersize": 7.5, "markerfacecolor": "none"}
+            ring |= {"clip_on": False, "in_layout": False}  # whole at the edge; far outside, gone
             top.plot(at[best], values[best], color=colour, markeredgewidth=1.4, zorder=4, **ring)
             seen += values
         seen += smooth.tolist()
