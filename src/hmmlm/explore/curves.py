@@ -129,8 +129,8 @@ def _read_line(line: str, where: str) -> Progress:
         if value is None and key == "val":
             continue
         above = -math.inf if key in ("loss", "learning_rate") else 0
-        is_number = type(value) in (int, float)
-        if not is_number or not above < value <= sys.float_info.max:
+        number = value if isinstance(value, int | float) else math.nan
+        if isinstance(value, bool) or not above < number <= sys.float_info.max:
             shown = json.dumps(value) if key in record else "missing"
             wanted = "a finite number" if above else "a number above 0"
             raise InputError(
