@@ -619,6 +619,47 @@ def test_a_command_that_is_not_understood(refused, command, said):
     assert refused(*command).startswith(said)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--epochs=3", "--set=train.epochs=5"], "--epochs is 3 but --set says train.epochs=5; le"),
+        (["--set", "model.kind=mlp", "--kind=scalar"], "--kind is scalar but --set says model.ki"),
+        (["--batch-size=3", "--set=data.batch_size=4"], "--batch-size is 3 but --set says data.b"),
+        (["--set=data.corpus=other"], "the corpus is corpus but --set says data.corpus=other; lea"),
+        (["--set=train.epochs=1\ntrain.seed=2"], r"'train.epochs=1\ntrain.seed=2' has more than "),
+    ],
+)
+def test_options_that_contradict_each_other(refused, options, said):
+    assert refused("train", "corpus", "--out=new", *options).startswith(said)
+
+
+def test_options_that_say_the_same_twice(place, call):
+    options = ["--states=4", "--epochs=1", "--set=model.states=4", "--set= train.epochs = 1"]
+    assert call("train", "corpus", "--out=new", *options, "--set=data.corpus=corpus").status == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "name"),
+    [("train.schedule=plateau", "schedule plateau"), ("train.early_stop=2", "early_stop")],
+)
+def test_what_needs_validation_text(place, call, refused, setting, name):
+    said = f"{name} needs validation text, and there is none; "
+    assert call("prepare", "text.txt", "--out=alone").status == 0
+    message = refused("train", "alone", "--out=new", "--set", setting)
+    assert message == said + "prepare the corpus with --valid, or leave it out."
+    Path("few.txt").write_text("the dog sees a cat .\n" * 10)
+    message = refused("train", "--text=few.txt", "--out=new", "--set", setting)
+    assert message == said + "give at least 40 lines, of which some are held out, or leave it out."
+
+
+def test_a_run_that_is_not_named_toml(place, refused):
+    Path("run.conf").write_text("[train]\nepochs = 3\n")
+    said = "run.conf is a file but must be a corpus folder; if it is a run's file, its name must "
+    assert refused("train", "run.conf", "--out=new") == f"{said}end in .toml."
+    Path("other.txt").write_text("a = 3\n")
+    assert "run hmmlm prepare on it" in refused("train", "other.txt", "--out=new")
+
+
 @pytest.mark.skipif(torch.cuda.device_count() > 3, reason="this machine has that GPU")
 def test_a_gpu_that_is_not_there(refused):
     message = refused("score", "model", "text.txt", "--device=cuda:3")

@@ -66,6 +66,20 @@ METRICS = {  # what is wrong, what the file has, and what is said
         GOOD + "{\n",
         "bad/metrics.jsonl, line 2 is not a JSON object; remove the line or train again.",
     ),
+    "deep": (
+        "[" * 100_000 + "\n",
+        "bad/metrics.jsonl, line 1 is not a JSON object; remove the line or train again.",
+    ),
+    "true": (
+        GOOD.replace("2.0", "true"),
+        "bad/metrics.jsonl, line 1: loss is true but must be a finite number; remove the line or "
+        "train again.",
+    ),
+    "huge": (
+        GOOD.replace("2.0", "1" + 400 * "0"),
+        f"bad/metrics.jsonl, line 1: loss is 1{400 * '0'} but must be a finite number; remove the "
+        "line or train again.",
+    ),
     "list": (
         "[]\n",
         "bad/metrics.jsonl, line 1 is not a JSON object; remove the line or train again.",

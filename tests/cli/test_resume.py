@@ -3,23 +3,44 @@
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from commands import SOURCE, run_command, tree
+from hmmlm.cli import training
 from hmmlm.data.builtin import builtin_sentences
 from hmmlm.data.shards import write_corpus
 from hmmlm.data.tokenizer import Tokenizer
+from hmmlm.errors import InputError
 from kills import kill_at_random
 
 OPTIONS = ["--kind=lowrank", "--states=8", "--blocks=4", "--epochs=30", "--batch-size=2"]
 OPTIONS += ["--device=cpu", "--set=train.save_steps=20", "--set=model.width=4"]
+
+
+def test_the_way_to_go_on_can_be_copied(monkeypatch):
+    said = []
+    monkeypatch.setattr(training, "warn", said.append)
+    with pytest.raises(SystemExit):
+        training._leave(3, Path("my runs/a"), signal.SIGINT)
+    assert said == ["Stopped; hmmlm train --resume 'my runs/a' goes on after step 3."]
+
+    class Full:
+        def write_into(self, folder):
+            raise InputError("The disk is full.")
+
+    run = SimpleNamespace(folder=Path("my runs/a"), checkpoints=SimpleNamespace(newest=lambda: 3))
+    with pytest.raises(InputError, match=r"--resume 'my runs/a', which goes on after step 3\."):
+        training._finish(run, Full())
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen:
@@ -132,6 +153,30 @@ def test_a_model_that_is_not_ready_says_how_to_go_on(again, call):
 def test_a_finished_training_cannot_be_resumed(made):
     answer = run_command("train", "--resume", "model", cwd=made.folder)
     assert answer.status == 2 and "nothing to resume" in answer.err
+
+
+@pytest.mark.parametrize("part", ["model", "best", "learner"])
+def test_a_checkpoint_that_does_not_fit_is_told(again, call, part):
+    """One that says of itself that it is whole."""
+    folder = max((again / "run/checkpoints").iterdir())
+    held = json.loads((folder / "state.json").read_text())
+    tensors = load_file(folder / "state.safetensors")
+    for name in [name for name in tensors if name.startswith(f"{part}.")]:
+        del tensors[name], held["tensors"][name]
+    save_file(tensors, folder / "state.safetensors")
+    (folder / "state.json").write_text(json.dumps(held))
+    answer = call("train", "--resume", "run")
+    wanted = rf"hmmlm: The checkpoint of step {held['numbers']['step']} does not fit this training "
+    assert answer.status == 2 and re.match(wanted, answer.err), answer.err
+    assert "remove its folder to go on from the one before, or from the start" in answer.err
+
+
+def test_a_run_without_its_data_is_told(again, call):
+    held = json.loads((again / "run/run.json").read_text())
+    del held["about"]["config"]["data"]
+    (again / "run/run.json").write_text(json.dumps(held))
+    answer = call("train", "--resume", "run")
+    assert answer.status == 2 and answer.err.count("\n") == 1
 
 
 def test_two_trainings_into_one_folder(again, call):

@@ -158,7 +158,8 @@ def test_all_combinations_and_the_list_are_run(place, call, started):
 
 def test_settings_reach_the_training_as_they_are(place, call, started):
     sweep_file('[sweep]\nlist = [{ train.clip = 2, model.clusters = "a \\"b\\" é", '
-               'data.reset = false, train.learning_rate = 1e-5 }]\n')  # fmt: skip
+               'data.reset = false, data.layout = "streams", '
+               'train.learning_rate = 1e-5 }]\n')  # fmt: skip
     assert call("sweep", "many.toml", "--out=here").status == 0
     (run,) = started
     assert run.folder.parent == Path("here")
@@ -304,6 +305,58 @@ def test_a_finished_run_of_other_settings_is_not_taken_for_this_one(place, call,
         "the folder or choose another with --out."
     )
     assert len(started) == 2
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("dropout_last = 0.1", "", "train.dropout_last = 0.1 but the sweep now says nothing"),
+        ("", "dropout_last = 0.1", "train.dropout_last = nothing but the sweep now says 0.1"),
+    ],
+)
+def test_settings_on_one_side_alone_are_compared_too(
+    place, call, refused, started, before, after, said
+):
+    table = "[sweep.grid]\ntrain.seed = [1]\n"
+    sweep_file(table, f"{BASE}{before}\n")
+    assert call("sweep", "many.toml").status == 0
+    sweep_file(table, f"{BASE}{after}\n")
+    assert f"was trained with {said}; remove the folder or" in refused("sweep", "many.toml")
+
+
+def test_chosen_sizes_and_other_names_of_a_text_are_no_difference(place, call, refused, started):
+    table = "[sweep.grid]\ntrain.seed = [1]\n"
+    sweep_file(table)
+    assert call("sweep", "many.toml").status == 0
+    chosen = BASE.replace("states = 4\nblocks = 0\n", "")
+    sweep_file(table, chosen.replace('"corpus"', f'"{place}/corpus"'))
+    assert call("sweep", "many.toml").status == 0
+    assert len(started) == 1
+    sweep_file(table, BASE.replace('corpus = "corpus"', 'text = "text.txt"'))
+    said = "was trained with data.corpus = 'corpus' but the sweep now says nothing; remove"
+    assert said in refused("sweep", "many.toml")
+
+
+def test_a_run_that_diverged_stays_failed(place, call):
+    sweep_file("[sweep.grid]\ntrain.learning_rate = [1e30]\n", BASE.replace("epochs = 1", ""))
+    first, second = (call("sweep", "many.toml", "--json") for _ in range(2))
+    assert (first.status, second.status) == (1, 1), second
+    (one,), (two,) = (last_json(answer)["runs"] for answer in (first, second))
+    assert (one["state"], two["state"]) == ("failed", "failed")
+    assert two["error"].startswith("Training stopped at step") and one["error"] == two["error"]
+    config = json.loads(Path(two["folder"], "config.json").read_text())
+    assert config["stopped"] in two["error"]
+
+
+def test_an_empty_folder_is_in_nobodys_way(place, call):
+    sweep_file("[sweep.grid]\ntrain.seed = [1, 2]\n")
+    Path("runs/many/train.seed=1").mkdir(parents=True)
+    Path("runs/many/train.seed=2").mkdir(parents=True)
+    Path("runs/many/train.seed=2/mine").touch()
+    answer = call("sweep", "many.toml", "--json")
+    one, two = last_json(answer)["runs"]
+    assert one["state"] == "trained" and two["state"] == "failed"
+    assert two["error"].startswith("runs/many/train.seed=2 already exists and is never overwritten")
 
 
 def test_a_folder_that_does_not_say_its_settings_is_refused(place, refused):

@@ -1,5 +1,6 @@
 import hashlib
 import json
+import time
 
 import numpy as np
 import pytest
@@ -180,7 +181,9 @@ def test_packed_rows_hold_whole_sentences(words, batch_size, length):
     packed = Packed(TokenArray.from_ids(ids, eos_id=EOS), batch_size, length, seed=3)
     found = [piece for batch in packed for piece in pieces(batch)]
     assert sorted(found) == sorted(sentences(ids, length))
-    assert packed.fill == pytest.approx(len(ids) / (packed.num_rows * length))
+    width = max(int(batch.lengths.max()) for batch in packed)
+    assert all(batch.tokens.shape[1] == width for batch in packed)
+    assert packed.fill == pytest.approx(len(ids) / (packed.num_rows * width))
 
 
 def test_packed_is_drawn_anew_each_epoch_and_from_its_seed():
@@ -212,6 +215,25 @@ def test_packed_rows_are_nearly_full():
     # One more sentence never fits: two rows are never both half empty.
     room = [64 - len(row) for batch in packed for row in rows(batch)]
     assert sum(space >= 32 for space in room) <= 1
+
+
+@pytest.mark.parametrize("length", [700, 10**9, 2**63 - 1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_no_longer_than_the_text(kind, length):
+    (batch,) = kind(array(700), 4, length)
+    assert batch.tokens.shape[1] <= 700 and batch.num_tokens == 700
+
+
+def test_long_rows_of_a_long_text_cost_no_more_than_its_pieces():
+    lengths = np.random.default_rng(0).integers(2, 90, 30_000)
+    ids = np.full(int(lengths.sum()), 5)
+    ids[np.cumsum(lengths) - 1] = EOS
+    tokens = TokenArray.from_ids(ids, eos_id=EOS)
+    began = time.process_time()
+    for length in (4_000, 100_000, 10**8):
+        packed = Packed(tokens, 16, length)
+        assert packed.num_rows == -(-len(ids) // length)
+    assert time.process_time() - began < 5
 
 
 def test_packed_without_a_last_eos_keeps_the_rest():

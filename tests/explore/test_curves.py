@@ -145,6 +145,13 @@ def test_a_run_that_blows_up_leaves_the_others_visible():
     assert top.get_ylim()[1] < 2000
 
 
+@pytest.mark.parametrize("change", [{"loss": -1e5}, {"loss": 1e5}, {"val": 1e-320}, {"val": 1e308}])
+def test_what_is_far_outside_can_be_drawn(tmp_path, change):
+    wild = [step._replace(**change) for step in made_up_run(30)]
+    draw_curves({"calm": made_up_run(30), "wild": wild}).savefig(tmp_path / "x.svg")
+    draw_curves({"wild": wild}).savefig(tmp_path / "y.svg")
+
+
 @pytest.mark.parametrize("kind", ["svg", "png", "pdf"])
 @pytest.mark.parametrize("steps", [1, 2, 30])
 def test_short_runs_and_odd_names_can_be_drawn(tmp_path, steps, kind):

@@ -1,6 +1,7 @@
 """Configurations: what is read, what is refused, and what the refusal says."""
 
 import dataclasses
+import math
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,67 @@ def test_a_file_and_changes_to_it(tmp_path):
 def test_what_is_refused(tables, message):
     with pytest.raises(InputError, match=message):
         make_config(tables)
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"model": {"width": 0}}, "width is 0 but must be at least 1"),
+        ({"model": {"kind": "mlp", "width": -4}}, "width is -4 but must be at least 1"),
+        ({"model": {"kind": "transformer", "width": 0}}, "width is 0 but must be at least 1"),
+        ({"model": {"kind": "transformer", "heads": 0}}, "heads is 0 but must be at least 1"),
+        ({"model": {"kind": "transformer", "heads": -4}}, "heads is -4 but must be at least 1"),
+        ({"model": {"kind": "transformer", "start": "netwrok"}}, "start is 'netwrok' but must be"),
+        ({"model": {"kind": "mlp", "layers": 3}}, "layers is 3 but must be 1 or 2"),
+        ({"model": {"kind": "mlp", "width": 5, "composed": True}}, "The width is 5 but composed"),
+        ({"model": {"width": 5, "composed": True}}, "The width is 5 but composed .* an even one"),
+        ({"model": {"scale": -0.5}}, r"scale is -0\.5 but must be at least 0"),
+        ({"model": {"kind": "scalar", "scale": -1}}, r"scale is -1\.0 but must be at least 0"),
+        ({"model": {"states": 10**26}}, rf"model\.states is {10**26} but .* at most 2\^63 - 1"),
+        ({"data": {"batch_size": 10**23}}, rf"data\.batch_size is {10**23} but must be at most"),
+        ({"data": {"length": -(10**23)}}, r"length is -100,.* but must be at least 1"),
+        ({"train": {"seed": 10**23}}, r"train\.seed is 10* but must be at most 2\^63 - 1"),
+        ({"train": {"seed": -1}}, "seed is -1 but must be at least 0"),
+        ({"train": {"plateau_threshold": -0.1}}, r"plateau_threshold is -0\.1 but must be at leas"),
+        ({"train": {"learning_rate": 10**400}}, r"train\.learning_rate is 10* but .* finite"),
+        ({"train": [1, 2]}, r"train is \[1, 2\] but must be a table: write \[train\]\."),
+        ({"data": {"reset": False}}, "reset is false but layout packed restarts at each sentence"),
+        (
+            {"model": {"kind": "scalar"}, "train": {"precision": "bf16"}},
+            "precision is bf16 but kind scalar has no products to round; leave precision out",
+        ),
+    ],
+)
+def test_what_is_out_of_range_or_does_not_go_together(tables, message):
+    with pytest.raises(InputError, match=message):
+        make_config(override(tables, []))
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_numbers_that_are_not_finite(value):
+    names = ["learning_rate", "weight_decay", "final_rate", "plateau_threshold", "clip", "average"]
+    for name in [*names, "save_minutes", "pseudocount", "dropout", "schedule_power"]:
+        with pytest.raises(InputError, match=rf"train\.{name} is .* but must be a finite number"):
+            make_config({"train": {name: value}})
+    for kind in KINDS.values():
+        with pytest.raises(InputError, match=r"scale is .* but must be at least 0 and finite"):
+            kind.Settings(scale=value)
+
+
+@pytest.mark.parametrize("change", ["train.epochs=1\nx=2", "train.epochs=1\r\n"])
+def test_a_change_of_more_than_one_line(change):
+    with pytest.raises(InputError, match="has more than one line; give each setting on its own"):
+        override({}, [change])
+
+
+def test_texts_that_toml_cannot_hold_are_words(tmp_path):
+    long, deep = "1" * 5000, "[" * 100_000
+    for text in (long, deep):
+        with pytest.raises(InputError, match=r"train\.seed is '.* but must be a whole number"):
+            make_config(override({}, [f"train.seed={text}"]))
+        (tmp_path / "run.toml").write_text(f"[train]\nseed = {text}\n")
+        with pytest.raises(InputError, match="is not TOML: "):
+            read_config(tmp_path / "run.toml")
 
 
 @pytest.mark.parametrize("change", ["epochs=3", "train.epochs", "train.=3", "3"])

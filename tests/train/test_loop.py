@@ -589,3 +589,29 @@ def test_going_on_from_a_state_is_as_if_nothing_had_happened(case):
         assert done == first
         ends = [training.learner.model.state_dict() for training in (whole, after)]
         assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+def test_a_state_beyond_the_end_is_at_the_end():
+    settings = TrainSettings(epochs=2, early_stop=3)
+    model = scalar(Support.dense(7, 3))
+    training = Training(Sgd(model, loss, settings), packed([[1, 2, 0]]), settings=settings)
+    assert not training.is_over
+    training.step = 10**9
+    assert training.is_over and list(training) == []
+    training.step, training.best.waited = 0, 4
+    assert training.is_over
+
+
+def test_a_state_of_another_training_is_told():
+    settings = TrainSettings(epochs=2)
+    batches = packed([[1, 2, 0]])
+    one, other = (
+        Training(Sgd(model, loss, settings), batches, settings=settings)
+        for model in (scalar(Support.dense(7, 3)), scalar(Support.dense(7, 4)))
+    )
+    with pytest.raises(InputError, match=r"The checkpoint of step 0 does not fit this training"):
+        other.restore(one.state())
+    state = one.state()
+    del state.numbers["best"]["val"]
+    with pytest.raises(InputError, match=r"\('val'\); remove its folder to go on from the one be"):
+        one.restore(state)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import hmmlm.train.checkpoint
 from hmmlm.errors import InputError
@@ -103,6 +104,71 @@ def test_a_damaged_checkpoint_is_an_error_with_a_way_out(tmp_path, name):
         held.read()
 
 
+@pytest.mark.parametrize(
+    "path, value, why",
+    [
+        (["best"], None, "'NoneType' object is not subscriptable"),
+        (["step"], 10**9, "step is 1000000000 but the folder's 1"),
+        (["step"], "a", "step is 'a' but the folder's 1"),
+        (["tokens"], "many", "tokens is 'many'"),
+        (["seconds"], -1, "seconds is -1"),
+        (["seconds"], True, "seconds is True"),
+        (["position"], 3, "position is 3"),
+        (["best", "val"], "low", "val is 'low'"),
+        (["best", "divisor"], 0, "divisor is 0"),
+        (["best", "waited"], None, "waited is None"),
+    ],
+)
+def test_numbers_of_a_checkpoint_that_cannot_be(tmp_path, path, value, why):
+    held = checkpoints(tmp_path)
+    held.write(state(1))
+    file = tmp_path / "checkpoints/step-000000001/state.json"
+    content = json.loads(file.read_text())
+    place = content["numbers"]
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    file.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=rf"step-000000001 is damaged \({why}\); remove that"):
+        held.read()
+    del place[path[-1]]
+    file.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=rf"is damaged \('{path[-1]}'\); remove that folder"):
+        held.read()
+    file.write_text("[" * 100_000)
+    with pytest.raises(InputError, match=r"is damaged \(.*recursion.*\); remove that folder"):
+        held.read()
+
+
+def test_tensors_of_a_checkpoint_are_all_there_in_their_shapes(tmp_path):
+    held = checkpoints(tmp_path)
+    held.write(state(1))
+    file = tmp_path / "checkpoints/step-000000001/state.safetensors"
+    tensors = load_file(file)
+    for wrong in ({"model.a": tensors["model.a"]}, {**tensors, "model.a": torch.zeros(3, 3)}):
+        save_file(wrong, file)
+        with pytest.raises(
+            InputError, match=r"is damaged \((model\.a|learner\.n) is not as it was written\); rem"
+        ):
+            held.read()
+
+
+def test_a_folder_that_names_no_step(tmp_path):
+    held = checkpoints(tmp_path, keep=1)
+    held.write(state(1))
+    for name in ("step-foo", "step-1_0", "step-²"):
+        folder = tmp_path / "checkpoints" / name
+        folder.mkdir()
+        wanted = rf"{name} is damaged \(its name has no step\); remove that folder .* step 1\."
+        with pytest.raises(InputError, match=wanted):
+            held.read()
+        assert held.newest() == 1
+        folder.rmdir()
+    (tmp_path / "checkpoints/step-foo").mkdir()
+    held.write(state(2))
+    assert held.newest() == 2
+
+
 def test_a_checkpoint_of_another_run_or_version_is_refused(tmp_path, monkeypatch):
     checkpoints(tmp_path).write(state(1))
     other = {"config": {"train": {"epochs": 4}}, "support": "1f"}
@@ -173,6 +239,21 @@ def test_a_run_can_be_gone_on_with_and_ends_as_a_folder_without_leftovers(tmp_pa
         read_run(folder)
 
 
+def test_odd_lines_of_metrics_are_dropped(tmp_path):
+    odd = [b"3", b"{}", b"\xff", b'{"step":"a"}', b"", b"[" * 100_000, b'{"step":true}', b"null"]
+    with open_new(tmp_path / "run") as run:
+        for step in (1, 2, 3):
+            run.add_metrics(progress(step))
+        path = tmp_path / "run/metrics.jsonl"
+        good = path.read_bytes().splitlines()
+        path.write_bytes(b"\n".join([good[0], *odd, *good[1:]]))
+        run.cut_metrics(3)
+        assert path.read_bytes().splitlines() == good
+        run.cut_metrics(2)
+        run.add_metrics(progress(3))
+    assert path.read_bytes().splitlines() == good
+
+
 def test_an_error_before_the_first_step_leaves_nothing(tmp_path):
     with pytest.raises(RuntimeError), open_new(tmp_path / "a/b/run"):
         raise RuntimeError
@@ -214,6 +295,13 @@ def test_a_run_is_gone_on_with_as_it_was_begun(tmp_path):
     [
         ("{", r"run\.json is damaged; train anew in another folder\."),
         ('{"format": "hmmlm-run-1"}', r"run\.json is damaged"),
+        ("[" * 100_000, r"run\.json is damaged"),
+        ('{"format": "hmmlm-run-1", "about": [], "source": {}}', r"run\.json is damaged"),
+        ('{"format": "hmmlm-run-1", "about": {}, "source": {}}', r"run\.json is damaged"),
+        ('{"format": "hmmlm-run-1", "about": {"config": 3}, "source": {}}', "is damaged"),
+        ('{"format": "hmmlm-run-1", "about": {"config": {"a": 3}}, "source": {}}', "is damaged"),
+        ('{"format": "hmmlm-run-1", "about": {"config": {}}, "source": []}', "is damaged"),
+        ('{"format": "hmmlm-run-1", "about": {"config": {}}, "source": {"text": 3}}', "is damage"),
         ('{"format": "x", "about": {}, "source": {}}', r"format 'x' but this version reads"),
     ],
 )

@@ -20,6 +20,7 @@ import typer
 from hmmlm.cli.output import Device, Json, console, pick_device, print_json, say, whole
 from hmmlm.errors import InputError
 
+FILES = ("data.corpus", "data.text", "data.labels", "model.clusters", "train.start")
 LONGEST_NAME = 120
 SECONDS_TO_STOP = 30
 """Then a training that was asked to stop is ended."""
@@ -186,18 +187,26 @@ def _check_settings(run: Run) -> None:
 
     try:
         kept = json_format.loads((run.folder / CONFIG).read_bytes())["training"]
-        kept = _flat({name: kept[name] for name in ("data", "model", "train")})
-    except (ValueError, KeyError, TypeError, OSError):
+        kept = _flat({name: {**kept[name]} for name in ("data", "model", "train")})
+    except (ValueError, KeyError, TypeError, OSError, RecursionError):
         raise InputError(
             f"{run.folder / CONFIG} does not say how its model was trained; remove the folder or "
             "choose another with --out."
         ) from None
-    for key, value in _flat(make_config(override({}, run.changes)).as_tables()).items():
-        if key in kept and kept[key] != value:
+    asked = _flat(make_config(override({}, run.changes)).as_tables())
+    chosen = {"model.states", "model.blocks"} - asked.keys()
+    for key in [key for key in {**kept, **asked} if key not in chosen]:
+        if _place(key, kept.get(key)) != _place(key, asked.get(key)):
+            was, now = (repr(part[key]) if key in part else "nothing" for part in (kept, asked))
             raise InputError(
-                f"{run.folder} was trained with {key} = {kept[key]!r} but the sweep now says "
-                f"{value!r}; remove the folder or choose another with --out."
+                f"{run.folder} was trained with {key} = {was} but the sweep now says {now}; remove "
+                f"the folder or choose another with --out."
             )
+
+
+def _place(key: str, value: Any) -> Any:
+    """The value of a setting; files are the same by whatever name."""
+    return Path(value).absolute() if key in FILES and isinstance(value, str) else value
 
 
 def _train_all(runs: list[Run], at_once: int, device: str) -> Generator[Outcome, None, None]:
@@ -223,7 +232,11 @@ def _train_all(runs: list[Run], at_once: int, device: str) -> Generator[Outcome,
 
 
 def _start(run: Run, said: Path, at_once: int, device: str) -> subprocess.Popen[bytes]:
-    place = "--resume" if run.folder.exists() else "--out"
+    from hmmlm.train.run import is_unfinished
+
+    place = "--resume" if is_unfinished(run.folder) else "--out"
+    if run.folder.is_dir() and not any(run.folder.iterdir()):
+        run.folder.rmdir()
     command = [sys.executable, "-m", "hmmlm", "train", place, str(run.folder)]
     command += ["--device", device, *(f"--set={change}" for change in run.changes)]
     environment = dict(os.environ)
@@ -274,7 +287,11 @@ def _stopped_like_ctrl_c() -> Iterator[None]:
 def _outcome(run: Run, state: str) -> Outcome:
     """A finished run by its metrics; its seconds are those of training, without validation."""
     from hmmlm.explore.curves import best_check, read_metrics
+    from hmmlm.model import CONFIG
 
+    stopped = json_format.loads((run.folder / CONFIG).read_bytes()).get("stopped")
+    if stopped is not None:
+        return Outcome(run, "failed", error=str(stopped))
     try:
         steps = read_metrics(run.folder)
     except InputError as error:

@@ -8,6 +8,7 @@ import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -182,16 +183,24 @@ def _configure(run: Path | None, begun: Any, changes: list[str], named: dict[str
     """The configuration of what was begun, a file over it, then changes, then options."""
     from hmmlm.train.config import make_config, override, read_config
 
-    tables, source = ({"data": {}}, {}) if begun is None else (begun[0]["config"], begun[1])
+    tables, source = ({}, {}) if begun is None else (begun[0]["config"], begun[1])
+    tables.setdefault("data", {})
     given = {} if run is None else read_config(run)
     for name, table in given.items():
         known = tables.get(name, {})
         tables[name] = {**known, **table} if isinstance(table, dict) else table
     tables = override(tables, changes)
+    changed = {change.partition("=")[0].strip() for change in changes}
     for name, value in named.items():
         if value is not None:
             table, _, key = name.partition(".")
-            tables.setdefault(table, {})[key] = value
+            other = tables.setdefault(table, {}).get(key)
+            if name in changed and other != value:
+                option = "the corpus" if name == "data.corpus" else f"--{key.replace('_', '-')}"
+                raise InputError(
+                    f"{option} is {value} but --set says {name}={other}; leave one of them out."
+                )
+            tables[table][key] = value
     if {"corpus", "text"} & tables["data"].keys():
         source = {name: place for name, place in source.items() if name == "labels"}
     tables["data"] = {**source, **tables["data"]}
@@ -222,10 +231,10 @@ def _open(config: Any, stack: ExitStack) -> tuple[Any, str]:
     if data.corpus:
         path = Path(data.corpus)
         if path.is_file():
-            raise InputError(
-                f"{path} is a file but must be a corpus folder; run hmmlm prepare on it, or give "
-                f"it with --text."
-            )
+            way_out = "run hmmlm prepare on it, or give it with --text"
+            if _is_config(path):
+                way_out = "if it is a run's file, its name must end in .toml"
+            raise InputError(f"{path} is a file but must be a corpus folder; {way_out}.")
         with progress_bar(f"Checking {path}", None):
             return Corpus.open(path), path.absolute().name.split(".")[0]
     path = Path(data.text)
@@ -241,6 +250,16 @@ def _open(config: Any, stack: ExitStack) -> tuple[Any, str]:
     held_out = f", {counts['valid']['tokens']:,} held out" if "valid" in counts else ""
     say(f"{counts['train']['tokens']:,} tokens to train on{held_out}, {words.vocab_size:,} words")
     return Corpus.open(scratch), path.absolute().name.split(".")[0]
+
+
+def _is_config(path: Path) -> bool:
+    """Whether a file has tables of settings."""
+    from hmmlm.train.config import TABLES, read_config
+
+    try:
+        return not read_config(path).keys().isdisjoint((*TABLES, "sweep"))
+    except InputError:
+        return False
 
 
 def _start(corpus: Any, config: Any, device: str) -> tuple[Any, Any]:
@@ -270,6 +289,21 @@ def _labels(corpus: Any, config: Any) -> Any:
         return read_labels(path, corpus.split("train"), corpus.tokenizer, left_out=left_out)
 
 
+def _check_validation(corpus: Any, config: Any) -> None:
+    """Refuses settings that ask validation where there is none."""
+    train = config.train
+    asked = "schedule plateau" if train.schedule == "plateau" else "early_stop"
+    if "valid" in corpus.splits or (train.schedule != "plateau" and not train.early_stop):
+        return
+    if config.data.text:
+        way_out = f"give at least {2 * HELD_OUT} lines, of which some are held out"
+    else:
+        way_out = "prepare the corpus with --valid"
+    raise InputError(
+        f"{asked} needs validation text, and there is none; {way_out}, or leave it out."
+    )
+
+
 def fit(
     corpus: Any,
     out: Path,
@@ -296,6 +330,7 @@ def fit(
     from hmmlm.train.loop import Diverged, Training
     from hmmlm.train.run import Interrupts, open_run
 
+    _check_validation(corpus, config)
     tokens, words, device = corpus.split("train"), corpus.tokenizer, ranks.device
     config, start = _start(corpus, config, device)
     labels, label_of_state = _labels(corpus, config), None
@@ -374,6 +409,7 @@ def fit(
             if training.step == 0 or (ranks.ranks > 1 and not isinstance(error, Diverged)):
                 raise
             trouble = error
+            described["stopped"] = f"{error} The model was written to {out}."
         if stopped:
             _leave(ranks.once(lambda: run.checkpoints.newest()), out, interrupts.asked)
         with torch.no_grad():
@@ -381,7 +417,7 @@ def fit(
         ranks.once(lambda: _finish(run, made))
     seconds = time.perf_counter() - began
     if trouble is not None:
-        raise InputError(f"{trouble} The model was written to {out}.") from trouble
+        raise InputError(described["stopped"]) from trouble
     best = training.best.val if training.evaluate is not None else None
     return {"folder": str(out), "steps": training.step, "seconds": round(seconds, 3), "val": best}
 
@@ -467,14 +503,14 @@ def _finish(run: Any, model: Any) -> None:
         last = run.checkpoints.newest() or 0
         raise InputError(
             f"Training is over but the model is not written: {error} Then run hmmlm train "
-            f"--resume {run.folder}, which goes on after step {last:,}."
+            f"--resume {quote(str(run.folder))}, which goes on after step {last:,}."
         ) from error
     run.finish()
 
 
 def _leave(last: int | None, folder: Path, number: int | None) -> None:
     """Ends the program as a signal asked, and says how to go on."""
-    warn(f"Stopped; hmmlm train --resume {folder} goes on after step {last or 0:,}.")
+    warn(f"Stopped; hmmlm train --resume {quote(str(folder))} goes on after step {last or 0:,}.")
     raise SystemExit(128 + (number or signal.SIGTERM))
 
 

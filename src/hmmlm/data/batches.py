@@ -1,5 +1,6 @@
 """Batches of a token sequence, in three layouts, each with a position that can be saved."""
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -161,8 +162,8 @@ class Packed(_Batches):
 
     A sentence longer than `length` is cut into pieces that each restart. Packing is best-fit with
     the longest first; which sentences meet, and the order of rows, is drawn anew each epoch from
-    (seed, epoch), or is the same every epoch without `shuffle`. `fill` is the share of places
-    that hold a token.
+    (seed, epoch), or is the same every epoch without `shuffle`. Rows have as many places as the
+    longest needs; `fill` is the share of them that hold a token.
 
     A long text is packed in sections of 2^20 pieces, one section after the other in an order that
     is drawn too; the last batch of a section may have fewer rows. Cost: O(pieces log pieces) time
@@ -186,8 +187,9 @@ class Packed(_Batches):
         self.shuffle = shuffle
         self._begins, self._counts = _sections(tokens, length)
         # How many rows there are depends on the lengths alone, so it is the same every epoch.
-        rows = [int(_best_fit(counts, length).max()) + 1 for counts in self._counts]
-        self._section_rows = np.array(rows)
+        loads = [_loads(counts, length) for counts in self._counts]
+        self._section_rows = np.array([len(load) for load in loads])
+        self._width = max(int(load.max()) for load in loads)
         self._section_batches = -(-self._section_rows // batch_size)
         self.num_rows = int(self._section_rows.sum())
         self.num_batches = int(self._section_batches.sum())
@@ -196,7 +198,7 @@ class Packed(_Batches):
 
     @property
     def fill(self) -> float:
-        return len(self.tokens) / (self.num_rows * self.length)
+        return len(self.tokens) / (self.num_rows * self._width)
 
     def _find(self, epoch: int, index: int) -> tuple[int, int]:
         """The section of a batch of an epoch, and which of its batches it is."""
@@ -246,8 +248,8 @@ class Packed(_Batches):
         rows = min(self._own.stop - self._own.start, len(self._row_ends) - first)
         if rows < 1:
             return _no_rows()
-        tokens = np.zeros((rows, self.length), dtype=np.int64)
-        restart = np.zeros((rows, self.length), dtype=bool)
+        tokens = np.zeros((rows, self._width), dtype=np.int64)
+        restart = np.zeros(tokens.shape, dtype=bool)
         lengths = np.zeros(rows, dtype=np.int64)
         labels = None if self.labels is None else np.zeros_like(tokens)
         for row in range(rows):
@@ -272,10 +274,12 @@ def _sections(tokens: TokenArray, length: int) -> tuple[list[int], list[np.ndarr
         while len(lengths):
             if not room:
                 begins.append(int(starts[0]))
-                counts.append(np.zeros(length + 1, dtype=np.int64))
+                counts.append(np.zeros(1, dtype=np.int64))
                 room = _SECTION
             taken = lengths[:room]
-            counts[-1] += np.bincount(taken, minlength=length + 1)
+            more = np.bincount(taken, minlength=len(counts[-1]))
+            more[: len(counts[-1])] += counts[-1]
+            counts[-1] = more
             room -= len(taken)
             starts, lengths = starts[len(taken) :], lengths[len(taken) :]
     return begins, counts
@@ -353,26 +357,42 @@ def _best_fit(counts: np.ndarray, length: int) -> np.ndarray:
     """The row of each piece, longest pieces first; `counts[n]` pieces have length n.
 
     Every piece goes into the fullest row that still has room. Pieces of one length are placed
-    together, so the cost is O(length^2) array operations, not one step a piece.
+    together in all rows that are equally full, so the cost is in array operations, at most one for
+    each length of a piece and each room that is left.
     """
-    room: list[np.ndarray] = [np.empty(0, dtype=np.int64) for _ in range(length + 1)]
+    rooms: dict[int, np.ndarray] = {}  # the rows with so many places left
+    levels: list[int] = []  # its keys, rising
     placed, num_rows = [], 0
-    for size in range(length, 0, -1):
+
+    def put(room: int, rows: np.ndarray) -> None:
+        if room not in rooms:
+            insort(levels, room)
+        elif len(rooms[room]):
+            rows = np.concatenate([rooms[room], rows])
+        rooms[room] = rows
+
+    for size in np.flatnonzero(counts)[::-1].tolist():
         left = int(counts[size])
-        free = size
         while left:
-            while free <= length and not len(room[free]):
-                free += 1
-            if free > length:
-                per_row = length // size
-                opened = np.arange(num_rows, num_rows - (-left // per_row))
+            at = bisect_left(levels, size)
+            if at == len(levels):
+                opened = np.arange(num_rows, num_rows - (-left // (length // size)))
                 num_rows += len(opened)
-                room[length] = opened
-                free = length
-            taken, room[free] = room[free][:left], room[free][left:]
-            placed.append(taken)
-            left -= len(taken)
-            free -= size
-            room[free] = np.concatenate([room[free], taken])
-            free = max(free, size)
+                put(length, opened)
+            free = levels.pop(at)
+            rows = rooms.pop(free)
+            # Each row has a piece in turn, as many times as there is room or as pieces are left.
+            turns, rest = divmod(min(left, len(rows) * (free // size)), len(rows))
+            placed += [np.tile(rows, turns), rows[:rest]]
+            left -= turns * len(rows) + rest
+            free -= turns * size
+            put(free, rows[rest:])
+            if rest:
+                put(free - size, rows[:rest])
     return np.concatenate(placed)
+
+
+def _loads(counts: np.ndarray, length: int) -> np.ndarray:
+    """How many places of each row are taken."""
+    sizes = np.repeat(np.arange(len(counts))[::-1], counts[::-1])
+    return np.bincount(_best_fit(counts, length), weights=sizes)

@@ -3,6 +3,7 @@
 import colorsys
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NEEDED = ("step", "loss", "tokens", "tokens_per_second", "learning_rate")
+FAR = 50.0
+"""Nats that are far outside of any picture; none are below 0."""
+
 MOST_POINTS = 2000
 """Points of a line; of more, each stretch shows its lowest and its highest."""
 
@@ -80,7 +84,7 @@ def draw_curves(runs: Mapping[str, Sequence[Progress]], *, x: str = "tokens") ->
     starts: list[float] = []
     for (name, steps), colour in zip(runs.items(), colours, strict=True):
         places = np.array([step.tokens if x == "tokens" else step.step for step in steps])
-        losses = np.array([min(step.loss, 50.0) for step in steps])  # far outside
+        losses = np.clip([step.loss for step in steps], 0.0, FAR)
         smooth = np.exp(_smooth(losses))
         one = "." if len(steps) == 1 else ""  # a line of one point would not be seen
         if len(runs) <= 4:
@@ -88,12 +92,14 @@ def draw_curves(runs: Mapping[str, Sequence[Progress]], *, x: str = "tokens") ->
             top.plot(*faint, color=colour, linewidth=0.7, alpha=0.22, zorder=1)
         top.plot(*_thin(places, smooth), color=colour, linewidth=1.3, marker=one, zorder=2)
         checks = [(at, step.val) for at, step in zip(places, steps, strict=True) if step.val]
+        checks = [(at, min(max(val, 1.0), math.exp(FAR))) for at, val in checks]
         if checks:
             at, values = zip(*checks, strict=True)
             dots = {"marker": "o", "markersize": 3.2, "markeredgewidth": 0}
             top.plot(at, values, color=colour, linewidth=0.8, linestyle=":", zorder=3, **dots)
             best = int(np.argmin(values))
-            ring = {"marker": "o", "markersize": 7.5, "markerfacecolor": "none", "clip_on": False}
+            ring = {"marker": "o", "markersize": 7.5, "markerfacecolor": "none"}
+            ring |= {"clip_on": False, "in_layout": False}  # whole at the edge; far outside, gone
             top.plot(at[best], values[best], color=colour, markeredgewidth=1.4, zorder=4, **ring)
             seen += values
         seen += smooth.tolist()
@@ -114,7 +120,7 @@ def draw_curves(runs: Mapping[str, Sequence[Progress]], *, x: str = "tokens") ->
 def _read_line(line: str, where: str) -> Progress:
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict):
         raise InputError(f"{where} is not a JSON object; remove the line or train again.")
@@ -123,7 +129,8 @@ def _read_line(line: str, where: str) -> Progress:
         if value is None and key == "val":
             continue
         above = -math.inf if key in ("loss", "learning_rate") else 0
-        if not isinstance(value, int | float) or not above < value < math.inf:
+        number = value if isinstance(value, int | float) else math.nan
+        if isinstance(value, bool) or not above < number <= sys.float_info.max:
             shown = json.dumps(value) if key in record else "missing"
             wanted = "a finite number" if above else "a number above 0"
             raise InputError(
@@ -164,7 +171,9 @@ def _colours(number: int) -> list[Any]:
 
 def _label(name: str, steps: Sequence[Progress]) -> str:
     best = best_check(steps)
-    return name if best is None else f"{name}  {best.val:,.1f}"
+    if best is None or best.val is None:
+        return name
+    return f"{name}  {best.val:,.1f}" if best.val < 1e9 else f"{name}  {best.val:.3g}"
 
 
 def _finish_perplexity(axes: "Axes", low: float, high: float) -> None:

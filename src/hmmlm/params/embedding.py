@@ -5,6 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hmmlm.errors import InputError
+from hmmlm.params.checks import check_halves
 from hmmlm.support import Support
 
 
@@ -51,8 +52,7 @@ class Composed(nn.Module):
                 "Composed embeddings need states in blocks, but some words share only a part of "
                 "their states; use blocks, or an embedding for each state."
             )
-        if width % 2:
-            raise InputError(f"The width is {width:,} but composed embeddings need an even one.")
+        check_halves(width)
         half = {"scale": scale, "generator": generator, "dtype": dtype}
         self.own = Table(support.num_states, width // 2, **half)
         self.shared = Table(support.rows.shape[0], width // 2, **half)

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hmmlm.params.checks import check_halves, check_least
 from hmmlm.params.embedding import Composed, Table
 from hmmlm.params.features import Features
 from hmmlm.params.mlp import Residual
@@ -31,6 +32,11 @@ class Settings:
     composed: bool = False
     bias: bool = True
     scale: float = 0.3
+
+    def __post_init__(self) -> None:
+        check_least(self, width=1, scale=0)
+        if self.composed:
+            check_halves(self.width)
 
     def build(
         self,

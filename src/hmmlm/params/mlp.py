@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hmmlm.errors import InputError
+from hmmlm.params.checks import check_halves, check_layers, check_least, check_start
 from hmmlm.params.embedding import Composed, Table
 from hmmlm.params.features import Features
 from hmmlm.support import Support
@@ -33,8 +33,7 @@ class Residual(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        if layers not in (1, 2):
-            raise InputError(f"layers is {layers} but must be 1 or 2.")
+        check_layers(layers)
         self.linears = nn.ModuleList(
             linear(width, width, generator=generator, dtype=dtype) for _ in range(layers)
         )
@@ -116,8 +115,11 @@ class Settings:
     scale: float = 0.2
 
     def __post_init__(self) -> None:
-        if self.start not in ("network", "linear"):
-            raise InputError(f"start is {self.start!r} but must be 'network' or 'linear'.")
+        check_least(self, width=1, scale=0)
+        check_layers(self.layers)
+        check_start(self.start)
+        if self.composed:
+            check_halves(self.width)
 
     def build(
         self,

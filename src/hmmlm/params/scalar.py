@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hmmlm.hmm import HMM
+from hmmlm.params.checks import check_least
 from hmmlm.params.features import emission_table, log_word_probs
 from hmmlm.support import Support
 from hmmlm.transitions import Dense
@@ -80,6 +81,9 @@ class Settings:
     """`scale` is the standard deviation of the logits at the start."""
 
     scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_least(self, scale=0)
 
     def build(
         self,

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hmmlm.errors import InputError
+from hmmlm.params.checks import check_halves, check_least, check_start
 from hmmlm.params.features import Features
 from hmmlm.params.mlp import assemble, linear
 from hmmlm.support import Support
@@ -83,13 +84,15 @@ class Settings:
     start: str = "linear"
 
     def __post_init__(self) -> None:
+        check_least(self, width=1, depth=1, heads=1, scale=0)
+        check_start(self.start)
         if self.width % self.heads:
             raise InputError(
                 f"The width is {self.width:,}, which {self.heads:,} heads cannot share; make it a "
                 f"multiple."
             )
-        if self.depth < 1:
-            raise InputError(f"depth is {self.depth} but must be at least 1.")
+        if self.composed:
+            check_halves(self.width)
 
     def build(
         self,

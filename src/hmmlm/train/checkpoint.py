@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from hmmlm import __version__
 from hmmlm.errors import InputError
@@ -19,6 +21,8 @@ from hmmlm.storage import new_folder
 from hmmlm.train.loop import State
 
 FORMAT = "hmmlm-checkpoint-1"
+_NAME = re.compile(r"step-[0-9]+")
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, RecursionError)
 TENSORS, NUMBERS = "state.safetensors", "state.json"
 
 
@@ -63,6 +67,7 @@ class Checkpoints:
         if path.exists():  # a resumed run that was stopped before its first step
             return
         held = {"format": FORMAT, "about": self.about, "numbers": _without_inf(state.numbers)}
+        held["tensors"] = _shapes(state.tensors)
         with new_folder(path) as temporary:
             tensors = {name: tensor.contiguous() for name, tensor in state.tensors.items()}
             save_file(tensors, temporary / TENSORS)
@@ -82,16 +87,23 @@ class Checkpoints:
     def read(self) -> State | None:
         """The newest checkpoint, None if there is none; one that is damaged is an error."""
         found = list(self._found())
-        if not found:
+        odd = [path for path in self.folder.glob("step-*") if not _NAME.fullmatch(path.name)]
+        if not odd and not found:
             return None
-        path, before = found[-1][1], [step for step, _ in found[:-1]]
+        step, path = (None, odd[0]) if odd else found.pop()
+        before = [step for step, _ in found]
         way_out = "remove that folder to go on from "
         way_out += f"step {before[-1]:,}" if before else "the start: there is no other"
         try:
+            if step is None:
+                raise ValueError("its name has no step")
             held = json.loads((path / NUMBERS).read_bytes())
             given, about, numbers = held["format"], held["about"], held["numbers"]
             tensors = load_file(path / TENSORS)
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            if given == FORMAT and about == self.about:
+                _check(numbers, step)
+                _check_shapes(_shapes(tensors), held["tensors"])
+        except (*_DAMAGE, SafetensorError) as error:
             raise InputError(f"The checkpoint {path} is damaged ({error}); {way_out}.") from None
         if given != FORMAT:
             raise InputError(
@@ -117,7 +129,33 @@ class Checkpoints:
 
     def _found(self) -> Iterator[tuple[int, Path]]:
         for path in sorted(self.folder.glob("step-*")):
-            yield int(path.name.removeprefix("step-")), path
+            if _NAME.fullmatch(path.name):
+                yield int(path.name.removeprefix("step-")), path
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
+    return {name: list(tensor.shape) for name, tensor in tensors.items()}
+
+
+def _check_shapes(found: dict[str, list[int]], written: Mapping[str, Any]) -> None:
+    for name in sorted({**found, **written}):
+        if found.get(name) != written.get(name):
+            raise ValueError(f"{name} is not as it was written")
+
+
+def _check(numbers: Mapping[str, Any], step: int) -> None:
+    """Refuses numbers that no training of that step can have written."""
+    best = numbers["best"]
+    least = [(best, "step", 0), (best, "waited", 0), (best, "bad", 0), (best, "divisor", 1)]
+    for held, name, value in [*least, (numbers, "tokens", 0), (numbers, "seconds", 0)]:
+        if type(held[name]) not in (int, float) or not value <= held[name] < math.inf:
+            raise ValueError(f"{name} is {held[name]!r}")
+    if numbers["step"] != step:
+        raise ValueError(f"step is {numbers['step']!r} but the folder's {step}")
+    if best["val"] is not None and type(best["val"]) not in (int, float):
+        raise ValueError(f"val is {best['val']!r}")
+    if not isinstance(numbers["position"], dict | None):
+        raise ValueError(f"position is {numbers['position']!r}")
 
 
 def describe_difference(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> str:

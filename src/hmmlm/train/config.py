@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import math
+import sys
 import tomllib
 import types
 import typing
@@ -72,6 +73,11 @@ class DataSettings:
                 raise InputError(f"{name} is {getattr(self, name):,} but must be at least 1.")
         if self.layout not in LAYOUTS:
             raise InputError(f"layout is {self.layout!r} but must be one of {', '.join(LAYOUTS)}.")
+        if self.layout == "packed" and not self.reset:
+            raise InputError(
+                "reset is false but layout packed restarts at each sentence; use layout streams or "
+                "windows, or leave reset out."
+            )
 
 
 @dataclass(frozen=True)
@@ -172,11 +178,15 @@ class _Extra:
     dropout_last: float | None = None
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise InputError(f"seed is {self.seed} but must be at least 0.")
+
 
 TABLES = ("data", "model", "train")
 
 
-def read_config(path: Path) -> dict[str, dict[str, Any]]:
+def read_config(path: Path) -> dict[str, Any]:
     """The tables of a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -184,20 +194,23 @@ def read_config(path: Path) -> dict[str, dict[str, Any]]:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise InputError(f"{path} is not UTF-8 text; give a TOML file.") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also of numbers or lists too long for it
         raise InputError(f"{path} is not TOML: {error}.") from None
 
 
-def override(tables: Mapping[str, Mapping[str, Any]], changes: Iterable[str]) -> dict[str, Any]:
+def override(tables: Mapping[str, Any], changes: Iterable[str]) -> dict[str, Any]:
     """The tables with changes such as "train.learning_rate=0.003"."""
     merged: dict[str, Any] = {}
     for name, table in tables.items():
-        if not isinstance(table, Mapping):
+        if not isinstance(table, Mapping) and name not in TABLES:
             raise InputError(
                 f"{name} stands outside of the tables; put it under [data], [model] or [train]."
             )
+        _check_table(name, table)
         merged[name] = dict(table)
     for change in changes:
+        if len(change.splitlines()) > 1 or change.endswith(("\n", "\r")):
+            raise InputError(f"{change!r} has more than one line; give each setting on its own.")
         name, equals, text = change.partition("=")
         table, dot, key = name.strip().partition(".")
         if not equals or not dot or not key:
@@ -206,7 +219,7 @@ def override(tables: Mapping[str, Mapping[str, Any]], changes: Iterable[str]) ->
             )
         try:
             value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             value = text.strip()  # a word without quotes
         merged.setdefault(table, {})[key] = value
     return merged
@@ -217,8 +230,7 @@ def make_config(tables: Mapping[str, Any]) -> Config:
     for name, table in tables.items():
         if name not in TABLES:
             raise InputError(f"There is no table [{name}]." + _nearest(name, TABLES))
-        if not isinstance(table, Mapping):
-            raise InputError(f"{name} is {table!r} but must be a table: write [{name}].")
+        _check_table(name, table)
     data, model, train = (dict(tables.get(name, {})) for name in TABLES)
     kind = model.get("kind", ModelSettings.kind)
     params = KINDS[kind].Settings if isinstance(kind, str) and kind in KINDS else None
@@ -245,6 +257,11 @@ def make_config(tables: Mapping[str, Any]) -> Config:
     )
     _check_learner(config)
     return config
+
+
+def _check_table(name: str, table: Any) -> None:
+    if not isinstance(table, Mapping):
+        raise InputError(f"{name} is {table!r} but must be a table: write [{name}].")
 
 
 def _check_learner(config: Config) -> None:
@@ -279,6 +296,13 @@ def _check_learner(config: Config) -> None:
             f"precision is {train.precision} but optimiser {name} counts in float32 and sums in "
             f"float64; leave precision out."
         )
+    if train.precision != "float32" and kind == "scalar":
+        raise InputError(
+            f"precision is {train.precision} but kind scalar has no products to round; leave "
+            f"precision out."
+        )
+    if not train.plateau_threshold >= 0:
+        raise InputError(f"plateau_threshold is {train.plateau_threshold} but must be at least 0.")
     if learner.tie != "none" and name != "em":
         raise InputError(f"tie is {learner.tie} but only optimiser em ties tables; use em.")
     if train.average > 0 and (name == "em" or learner.start):
@@ -382,8 +406,12 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     for kind in kinds:
         if kind is float and type(value) in (int, float):
+            if not abs(value) <= sys.float_info.max:
+                raise InputError(f"{name} is {value} but must be a finite number.")
             return float(value)
         if type(value) is kind:
+            if kind is int and value >= 1 << 63:  # as options of the command line
+                raise InputError(f"{name} is {value} but must be at most 2^63 - 1.")
             return value
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
     wanted = next(words[kind] for kind in kinds if kind in words)

@@ -187,8 +187,7 @@ class Training:
 
     @property
     def is_over(self) -> bool:
-        early = self.best.waited and self.best.waited == self.settings.early_stop
-        return self.step == self.steps or bool(early)
+        return self.step >= self.steps or 0 < self.settings.early_stop <= self.best.waited
 
     def __iter__(self) -> Iterator[Progress]:
         stream, diverged = _epochs(self.batches), False
@@ -275,6 +274,16 @@ class Training:
 
     def restore(self, state: State) -> None:
         """Puts the training where `state` says."""
+        try:
+            self._restore(state)
+        except (KeyError, TypeError, RuntimeError) as error:
+            why = str(error).replace("\n", " ")
+            raise InputError(
+                f"The checkpoint of step {state.numbers.get('step'):,} does not fit this training "
+                f"({why}); remove its folder to go on from the one before, or from the start."
+            ) from error
+
+    def _restore(self, state: State) -> None:
         parts: dict[str, dict[str, Tensor]] = {}
         for name, tensor in state.tensors.items():
             part, _, key = name.partition(".")

@@ -32,6 +32,8 @@ def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
     try:
         held = json.loads((folder / RUN).read_bytes())
         found, about, source = held["format"], held["about"], held["source"]
+        if found == FORMAT:
+            _check(about["config"], source)
     except FileNotFoundError:
         raise InputError(
             f"{folder} has no {RUN}, so there is nothing to resume: either it was trained to its "
@@ -39,7 +41,7 @@ def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
         ) from None
     except OSError as error:
         raise InputError(f"{folder / RUN} cannot be read: {error.strerror}.") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise InputError(f"{folder / RUN} is damaged; train anew in another folder.") from None
     if found != FORMAT:
         raise InputError(
@@ -47,6 +49,13 @@ def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
             f"with the version of hmmlm that wrote it."
         )
     return about, source
+
+
+def _check(config: Any, source: Any) -> None:
+    """Refuses what is not tables of settings, and files by name."""
+    for held, kind in ((config, dict), (source, str)):
+        if not isinstance(held, dict) or not all(isinstance(one, kind) for one in held.values()):
+            raise ValueError
 
 
 class Run:
@@ -66,11 +75,11 @@ class Run:
         if not path.exists():
             return
         with (
-            path.open(encoding="utf-8") as lines,
+            path.open("rb") as lines,
             new_file(path) as temporary,
-            temporary.open("w", encoding="utf-8") as kept,
+            temporary.open("wb") as kept,
         ):
-            kept.writelines(line for line in lines if _step(line) <= last)
+            kept.writelines(line.rstrip(b"\n") + b"\n" for line in lines if _step(line) <= last)
 
     def finish(self) -> None:
         """Removes what only an unfinished run needs."""
@@ -79,11 +88,12 @@ class Run:
         (self.folder / LOCK).unlink()
 
 
-def _step(line: str) -> int | float:
+def _step(line: bytes) -> int | float:
     try:
-        return json.loads(line)["step"]
-    except ValueError:  # half written
+        step = json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError, RecursionError):  # half written
         return math.inf
+    return step if type(step) is int else math.inf
 
 
 @contextmanager
