@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -326,7 +327,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         way_out = "train one with hmmlm train"
         if (folder / "run.json").exists():
-            way_out = f"its training is not over; hmmlm train --resume {folder} goes on"
+            way_out = f"its training is not over; hmmlm train --resume {shlex.quote(str(folder))} goes on"
         raise InputError(f"{folder} is not a model: it has no {CONFIG}; {way_out}.") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from None

@@ -182,8 +182,8 @@ class Training:
         self.best = Best(learner.model, settings)
         self.step, self.tokens, self.seconds = 0, 0, 0.0
         # Checks are spread over an epoch; the last one is at its end.
-        parts = range(1, settings.checks + 1)
-        self.checks = {round(self.per_epoch * n / settings.checks) for n in parts}
+        checks = min(settings.checks, self.per_epoch)
+        self.checks = {round(self.per_epoch * n / checks) for n in range(1, checks + 1)}
 
     @property
     def is_over(self) -> bool:
