@@ -55,3 +55,20 @@ def run_command(*arguments: object, cwd: Path, stdin: bytes = b"", **options) ->
         **options,
     )
     return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def torchrun(*arguments: object, cwd: Path) -> Answer:
+    """Two ranks of one thread each."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*launch, *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"},
+        timeout=120,
+    )
+    return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def lines_of_ours(answer: Answer) -> list[str]:
+    return [line for line in answer.err.splitlines() if line.startswith("hmmlm: ")]

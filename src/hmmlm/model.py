@@ -327,7 +327,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         way_out = "train one with hmmlm train"
         if (folder / "run.json").exists():
-            way_out = f"its training is not over; hmmlm train --resume {shlex.quote(str(folder))} goes on"
+            name = shlex.quote(str(folder))
+            way_out = f"its training is not over; hmmlm train --resume {name} goes on"
         raise InputError(f"{folder} is not a model: it has no {CONFIG}; {way_out}.") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from None

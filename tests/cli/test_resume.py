@@ -17,11 +17,9 @@ from safetensors.torch import load_file, save_file
 
 from commands import SOURCE, run_command, tree
 from hmmlm.cli import training
-from hmmlm.data.builtin import builtin_sentences
 from hmmlm.data.shards import write_corpus
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.errors import InputError
-from kills import kill_at_random
 
 OPTIONS = ["--kind=lowrank", "--states=8", "--blocks=4", "--epochs=30", "--batch-size=2"]
 OPTIONS += ["--device=cpu", "--set=train.save_steps=20", "--set=model.width=4"]
@@ -189,10 +187,3 @@ def test_two_trainings_into_one_folder(again, call):
         answer = call("train", "corpus", "--out=run", *OPTIONS)
         assert answer.status == 2 and "run already exists" in answer.err
         assert tree(again) == before
-
-
-def test_a_training_killed_at_random_instants_ends_with_the_same_weights(tmp_path):
-    splits = builtin_sentences()
-    write_corpus(tmp_path / "corpus", Tokenizer.words(splits["train"], min_count=2), splits)
-    found = kill_at_random(tmp_path / "corpus", tmp_path, times=5, seed=1)
-    assert sum(line["returned"] == -signal.SIGKILL for line in found) == 5
