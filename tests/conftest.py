@@ -2,10 +2,14 @@
 
 import importlib.util
 import pkgutil
+import signal
 
 from jaxtyping import install_import_hook
 
 import hmmlm
+
+# A shell that starts the tests in the background makes them, and all that they start, deaf to it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CHECKED = importlib.util.find_spec("beartype") is not None
 
