@@ -48,8 +48,8 @@ from hmmlm.data.shards import Corpus, TokenArray
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.support import Support
 from hmmlm.train.config import make_batches, make_config
-from hmmlm.train.loop import train
 from hmmlm.train.loss import HmmLoss
+from hmmlm.train.sgd import train
 
 words = Tokenizer.load("corpus/tokenizer.json")
 config = make_config({"model": {"kind": "lowrank", "width": 32, "states": 64, "blocks": 0}})
