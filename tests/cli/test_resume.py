@@ -16,7 +16,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from commands import SOURCE, run_command, tree
-from hmmlm.cli import training
+from hmmlm.cli import fitting
 from hmmlm.data.shards import write_corpus
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.errors import InputError
@@ -27,9 +27,9 @@ OPTIONS += ["--device=cpu", "--set=train.save_steps=20", "--set=model.width=4"]
 
 def test_the_way_to_go_on_can_be_copied(monkeypatch):
     said = []
-    monkeypatch.setattr(training, "warn", said.append)
+    monkeypatch.setattr(fitting, "warn", said.append)
     with pytest.raises(SystemExit):
-        training._leave(3, Path("my runs/a"), signal.SIGINT)
+        fitting._leave(3, Path("my runs/a"), signal.SIGINT)
     assert said == ["Stopped; hmmlm train --resume 'my runs/a' goes on after step 3."]
 
     class Full:
@@ -38,7 +38,7 @@ def test_the_way_to_go_on_can_be_copied(monkeypatch):
 
     run = SimpleNamespace(folder=Path("my runs/a"), checkpoints=SimpleNamespace(newest=lambda: 3))
     with pytest.raises(InputError, match=r"--resume 'my runs/a', which goes on after step 3\."):
-        training._finish(run, Full())
+        fitting._finish(run, Full())
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen:

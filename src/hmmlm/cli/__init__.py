@@ -9,11 +9,12 @@ import typer
 
 from hmmlm.cli.asking import evaluate, info, next_tokens, sample, score, tag
 from hmmlm.cli.clustering import cluster
+from hmmlm.cli.estimating import estimate
 from hmmlm.cli.making import prepare
 from hmmlm.cli.plotting import plot
 from hmmlm.cli.sweeping import sweep
 from hmmlm.cli.tour import demo
-from hmmlm.cli.training import estimate, train
+from hmmlm.cli.training import train
 from hmmlm.errors import InputError
 
 app = typer.Typer(

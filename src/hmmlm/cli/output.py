@@ -48,6 +48,11 @@ def whole(least: int) -> Callable[[Any], int]:
     return read
 
 
+def number(name: str, help: str, least: int = 1) -> Any:
+    """An option that is a whole number of at least `least`."""
+    return typer.Option(name, help=help, parser=whole(least), metavar="N")
+
+
 def positive(value: Any) -> float:
     """Reads an option that is a number above zero."""
     number = _number(value)

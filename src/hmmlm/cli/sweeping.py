@@ -147,11 +147,9 @@ def _list(entries: Any) -> Iterator[dict[str, Any]]:
 
 def _flat(table: dict[str, Any]) -> dict[str, Any]:
     """Settings by "table.key"; TOML reads that as a table in a table unless it is in quotes."""
-    flat: dict[str, Any] = {}
-    for name, value in table.items():
-        inner = value if isinstance(value, dict) else None
-        flat |= {name: value} if inner is None else {f"{name}.{k}": v for k, v in inner.items()}
-    return flat
+    from hmmlm.train.checkpoint import flatten  # torch takes a second to import
+
+    return flatten(table)
 
 
 def _changes(settings: dict[str, Any]) -> list[str]:

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from hmmlm.cli.asking import say_states
+from hmmlm.cli.fitting import fit
 from hmmlm.cli.output import Device, Json, pick_device, print_json, say, whole
-from hmmlm.cli.training import fit, free_folder
+from hmmlm.cli.training import free_folder
 from hmmlm.storage import refuse_existing
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -72,6 +72,7 @@ class _Batches:
         self._own = own_rows(batch_size, rank, ranks)
         self._epoch = 0
         self._next = 0
+        self._lay_out()
 
     @property
     def position(self) -> dict[str, int]:
@@ -95,6 +96,10 @@ class _Batches:
             yield batch
         self._epoch, self._next = self._epoch + 1, 0
 
+    def _lay_out(self) -> None:
+        """Finds out how many batches there are, and what `_batch` needs to know."""
+        raise NotImplementedError
+
     def _batch(self, epoch: int, index: int) -> Batch:
         raise NotImplementedError
 
@@ -108,22 +113,12 @@ class Streams(_Batches):
     is one row per token.
     """
 
-    def __init__(
-        self,
-        tokens: TokenArray,
-        batch_size: int,
-        length: int,
-        *,
-        labels: TokenArray | None = None,
-        rank: int = 0,
-        ranks: int = 1,
-    ) -> None:
-        super().__init__(tokens, batch_size, length, labels=labels, rank=rank, ranks=ranks)
-        rows = min(batch_size, len(tokens))
-        short, longer = divmod(len(tokens), rows)
+    def _lay_out(self) -> None:
+        rows = min(self.batch_size, len(self.tokens))
+        short, longer = divmod(len(self.tokens), rows)
         self._row_lengths = short + (np.arange(rows) < longer)
         self._row_starts = np.cumsum(self._row_lengths) - self._row_lengths
-        self.num_batches = -(-int(self._row_lengths[0]) // length)
+        self.num_batches = -(-int(self._row_lengths[0]) // self.length)
 
     def _batch(self, epoch: int, index: int) -> Batch:
         done = index * self.length
@@ -136,18 +131,8 @@ class Streams(_Batches):
 class Windows(_Batches):
     """Stretches of `length` tokens in file order, each a cold start; the last may be short."""
 
-    def __init__(
-        self,
-        tokens: TokenArray,
-        batch_size: int,
-        length: int,
-        *,
-        labels: TokenArray | None = None,
-        rank: int = 0,
-        ranks: int = 1,
-    ) -> None:
-        super().__init__(tokens, batch_size, length, labels=labels, rank=rank, ranks=ranks)
-        self.num_batches = -(-len(tokens) // (batch_size * length))
+    def _lay_out(self) -> None:
+        self.num_batches = -(-len(self.tokens) // (self.batch_size * self.length))
 
     def _batch(self, epoch: int, index: int) -> Batch:
         first = index * self.batch_size * self.length
@@ -182,15 +167,16 @@ class Packed(_Batches):
         rank: int = 0,
         ranks: int = 1,
     ) -> None:
+        self.seed, self.shuffle = seed, shuffle
         super().__init__(tokens, batch_size, length, labels=labels, rank=rank, ranks=ranks)
-        self.seed = seed
-        self.shuffle = shuffle
-        self._begins, self._counts = _sections(tokens, length)
+
+    def _lay_out(self) -> None:
+        self._begins, self._counts = _sections(self.tokens, self.length)
         # How many rows there are depends on the lengths alone, so it is the same every epoch.
-        loads = [_loads(counts, length) for counts in self._counts]
+        loads = [_loads(counts, self.length) for counts in self._counts]
         self._section_rows = np.array([len(load) for load in loads])
         self._width = max(int(load.max()) for load in loads)
-        self._section_batches = -(-self._section_rows // batch_size)
+        self._section_batches = -(-self._section_rows // self.batch_size)
         self.num_rows = int(self._section_rows.sum())
         self.num_batches = int(self._section_batches.sum())
         self._loaded = self._ordered = -1

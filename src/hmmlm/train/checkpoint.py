@@ -160,18 +160,19 @@ def _check(numbers: Mapping[str, Any], step: int) -> None:
 
 def describe_difference(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
     """The first settings in which two descriptions differ, with both values."""
-    a, b = dict(_flat(theirs)), dict(_flat(mine))
+    a, b = flatten(theirs), flatten(mine)
     names = [name for name in {**a, **b} if a.get(name) != b.get(name)]
     found = [f"{name} was {a.get(name)!r} and is {b.get(name)!r}" for name in names[:3]]
     return "; ".join(found) + (f"; and {len(names) - 3:,} more" if len(names) > 3 else "")
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+def flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """What is in tables within tables, by "table.key"."""
+    flat: dict[str, Any] = {}
+    for key, value in tables.items():
+        inner = isinstance(value, Mapping)
+        flat |= flatten(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+    return flat
 
 
 def _without_inf(numbers: Mapping[str, Any]) -> dict[str, Any]:

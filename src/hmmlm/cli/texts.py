@@ -1,0 +1,85 @@
+"""The text of a training: a corpus folder or plain text, its labels, and what is held out."""
+
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from hmmlm.cli.output import progress_bar, say
+from hmmlm.errors import InputError
+
+HELD_OUT = 20
+"""Of plain text without a validation file, one line in so many is held out."""
+
+
+def open_corpus(config: Any, stack: ExitStack) -> tuple[Any, str]:
+    """The corpus of a configuration, and a name for its model."""
+    from hmmlm.data.corpus import read_lines
+    from hmmlm.data.shards import Corpus, write_corpus
+    from hmmlm.data.tokenizer import Tokenizer
+
+    data = config.data
+    if bool(data.corpus) == bool(data.text):
+        raise InputError(
+            "Give either a corpus folder, made by hmmlm prepare, or plain text with --text; here "
+            "or in the run's [data], but not both."
+        )
+    if data.corpus:
+        path = Path(data.corpus)
+        if path.is_file():
+            way_out = "run hmmlm prepare on it, or give it with --text"
+            if _is_config(path):
+                way_out = "if it is a run's file, its name must end in .toml"
+            raise InputError(f"{path} is a file but must be a corpus folder; {way_out}.")
+        with progress_bar(f"Checking {path}", None):
+            return Corpus.open(path), path.absolute().name.split(".")[0]
+    path = Path(data.text)
+    with progress_bar(f"Reading {path}", None):
+        lines = list(read_lines(path, empty_lines="skip"))
+        splits = {"train": lines}
+        if len(lines) >= 2 * HELD_OUT:
+            splits["valid"] = lines[HELD_OUT - 1 :: HELD_OUT]
+            del lines[HELD_OUT - 1 :: HELD_OUT]
+        words = Tokenizer.words(lines, min_count=2 if len(lines) >= 1000 else 1)
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "corpus"
+        counts = write_corpus(scratch, words, splits)["splits"]
+    held_out = f", {counts['valid']['tokens']:,} held out" if "valid" in counts else ""
+    say(f"{counts['train']['tokens']:,} tokens to train on{held_out}, {words.vocab_size:,} words")
+    return Corpus.open(scratch), path.absolute().name.split(".")[0]
+
+
+def _is_config(path: Path) -> bool:
+    """Whether a file has tables of settings."""
+    from hmmlm.train.config import TABLES, read_config
+
+    try:
+        return not read_config(path).keys().isdisjoint((*TABLES, "sweep"))
+    except InputError:
+        return False
+
+
+def open_labels(corpus: Any, config: Any) -> Any:
+    """The labels of the words to train on, if there are any."""
+    from hmmlm.data.labels import read_labels
+
+    if not config.data.labels:
+        return None
+    path, held_out = config.data.labels, bool(config.data.text) and "valid" in corpus.splits
+    with progress_bar(f"Reading {path}", None):
+        left_out = HELD_OUT if held_out else 0
+        return read_labels(path, corpus.split("train"), corpus.tokenizer, left_out=left_out)
+
+
+def check_validation(corpus: Any, config: Any) -> None:
+    """Refuses settings that ask validation where there is none."""
+    train = config.train
+    asked = "schedule plateau" if train.schedule == "plateau" else "early_stop"
+    if "valid" in corpus.splits or (train.schedule != "plateau" and not train.early_stop):
+        return
+    if config.data.text:
+        way_out = f"give at least {2 * HELD_OUT} lines, of which some are held out"
+    else:
+        way_out = "prepare the corpus with --valid"
+    raise InputError(
+        f"{asked} needs validation text, and there is none; {way_out}, or leave it out."
+    )
