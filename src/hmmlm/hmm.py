@@ -61,7 +61,7 @@ class HMM:
         ids = [None if i is None else i.to(device) for i in (self.state_ids, self.source_ids)]
         return HMM(
             self.log_init.to(device, dtype),
-            type(self.transitions)(*(f.to(device, dtype) for f in self.transitions.fields())),
+            self.transitions.with_fields(*(f.to(device, dtype) for f in self.transitions.fields())),
             self.log_emit.to(device, dtype),
             self.support.to(device),
             *ids,
@@ -69,7 +69,7 @@ class HMM:
 
     def detach(self) -> "HMM":
         """The same values outside any gradient graph."""
-        transitions = type(self.transitions)(*(f.detach() for f in self.transitions.fields()))
+        transitions = self.transitions.with_fields(*(f.detach() for f in self.transitions.fields()))
         return HMM(
             self.log_init.detach(),
             transitions,
@@ -203,32 +203,34 @@ class HMM:
         return use
 
     def restrict(
-        self, states: Int[Tensor, " S"], carried: Int[Tensor, " C"] | None = None
+        self,
+        states: Int[Tensor, " S"],
+        carried: Int[Tensor, " C"] | None = None,
+        *,
+        kept: Support | None = None,
     ) -> "HMM":
         """The HMM on a subset of the states, each distribution renormalised over what is left.
 
         `carried` are further states from which belief may come in; they get a transition row but
-        can no longer be entered. Where nothing is left of a distribution it is -inf throughout.
-        Ids are those of this HMM (local). O(S Z) for dense transitions, O(S^2 H) for factored ones.
+        can no longer be entered. `kept` is the support on the subset, for who knows it already;
+        what they say is then not checked. Where nothing is left of a distribution it is -inf
+        throughout. Ids are those of this HMM (local). O(S Z) for dense transitions, O(S^2 H) for
+        factored ones.
         """
         states = states.to(self.device)
-        if states.numel() == 0 or states.min() < 0 or states.max() >= self.num_states:
-            raise InputError(
-                f"A subset needs states between 0 and {self.num_states - 1:,}, at least one; got "
-                f"{states.tolist()[:10]}."
-            )
-        if states.unique().numel() != states.numel():
-            raise InputError("A subset names a state twice; name each of its states once.")
-        extra = states[:0] if carried is None else carried.to(self.device)
-        extra = extra[~torch.isin(extra, states)]
-        sources = torch.cat([states, extra])
+        if kept is None:
+            self._check_subset(states)
+        sources = states
+        if carried is not None:
+            extra = carried.to(self.device)
+            sources = torch.cat([states, extra[~torch.isin(extra, states)]])
         if isinstance(self.transitions, Dense):
             table = self.transitions.log_trans[sources][:, states]
             transitions = Dense(_renormalise(table))
         else:
             left, right = self.transitions.left[sources], self.transitions.right[states]
             transitions = Factored.normalise(left, right)
-        support = self.support.restrict(states)
+        support = self.support.restrict(states) if kept is None else kept
         return HMM(
             _renormalise(self.log_init[states]),
             transitions,
@@ -237,6 +239,15 @@ class HMM:
             self.global_states(states),
             sources if self.source_ids is None else self.source_ids[sources],
         )
+
+    def _check_subset(self, states: Int[Tensor, " S"]) -> None:
+        if states.numel() == 0 or states.min() < 0 or states.max() >= self.num_states:
+            raise InputError(
+                f"A subset needs states between 0 and {self.num_states - 1:,}, at least one; got "
+                f"{states.tolist()[:10]}."
+            )
+        if states.unique().numel() != states.numel():
+            raise InputError("A subset names a state twice; name each of its states once.")
 
     def _kept_emissions(self, states: Int[Tensor, " S"], kept: Support) -> Float[Tensor, "V L"]:
         """The emissions of the states on their restricted support, renormalised."""

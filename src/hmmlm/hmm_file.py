@@ -69,8 +69,9 @@ def _hmm_from(path: Path, tensors: dict[str, Tensor]) -> HMM:
     if "log_trans" in tensors:
         transitions = Dense(tensors["log_trans"])
     else:
-        names = ("trans_left", "trans_right", "trans_log_norm")
-        transitions = Factored(*(tensors[name] for name in names))
+        transitions = Factored(
+            tensors["trans_left"], tensors["trans_right"], tensors["trans_log_norm"]
+        )
     support = Support(
         tensors["support_rows"].long(),
         tensors["support_row_of_word"].long(),

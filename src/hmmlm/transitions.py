@@ -1,6 +1,10 @@
-"""Transition tables: two plain values that answer for tiles of log p(to | from)."""
+"""Transition tables: two plain values that answer for tiles of log p(to | from).
 
-from dataclasses import dataclass
+`operand`, of either, is a narrower type in which products with the table may be made, None for
+its own; factors are exact in it, so that rows still sum to one.
+"""
+
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -15,6 +19,7 @@ class Dense:
     """
 
     log_trans: Float[Tensor, "S Z"]
+    operand: torch.dtype | None = None
 
     @property
     def num_sources(self) -> int:
@@ -26,6 +31,9 @@ class Dense:
 
     def fields(self) -> tuple[Tensor, ...]:
         return (self.log_trans,)
+
+    def with_fields(self, log_trans: Float[Tensor, "S Z"]) -> "Dense":
+        return replace(self, log_trans=log_trans)
 
     def tile(
         self, sources: Int[Tensor, "B K"], destinations: Int[Tensor, "B L"]
@@ -54,6 +62,7 @@ class Factored:
     left: Float[Tensor, "S H"]
     right: Float[Tensor, "Z H"]
     log_norm: Float[Tensor, " S"]
+    operand: torch.dtype | None = None
 
     @property
     def num_sources(self) -> int:
@@ -65,6 +74,14 @@ class Factored:
 
     def fields(self) -> tuple[Tensor, ...]:
         return (self.left, self.right, self.log_norm)
+
+    def with_fields(
+        self,
+        left: Float[Tensor, "S H"],
+        right: Float[Tensor, "Z H"],
+        log_norm: Float[Tensor, " S"],
+    ) -> "Factored":
+        return replace(self, left=left, right=right, log_norm=log_norm)
 
     def tile(
         self, sources: Int[Tensor, "B K"], destinations: Int[Tensor, "B L"]

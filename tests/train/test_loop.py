@@ -473,7 +473,7 @@ def test_dropout_trains_on_a_part_of_the_states_and_comes_down():
     how = TrainSettings(epochs=4)
     part = HmmLoss(model, support, dropout=Dropout(0.5, last=0.0), seed=1)
     assert list(train(model, part, two_batches(), settings=how))
-    assert sizes == [8, 12, 12, 12, 12, 16, 16, 16]
+    assert sizes == [8, 12, 12, 12, 16, 16, 16, 16]
 
 
 def test_streams_go_on_where_they_were_across_two_subsets():

@@ -47,6 +47,14 @@ class Tiling:
         places[order] = place_in_order
         return row_of_tile, items.view(-1, self.width), places
 
+    @cached_property
+    def groups(self) -> tuple[Int[Tensor, " V"], Int[Tensor, " R+1"], int]:
+        """The items ordered by their row, where each row's begin, and the size of the largest."""
+        order = torch.sort(self.row_of_item, stable=True).indices
+        sizes = torch.bincount(self.row_of_item)
+        offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        return order, offsets, int(sizes.max())
+
     def to(self, device: torch.device) -> "Tiling":
         return self if self.row_of_item.device == device else Tiling(self.row_of_item.to(device))
 

@@ -7,6 +7,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hmmlm.errors import InputError
+from hmmlm.ops.kernels import why_not
 from hmmlm.support import Support
 
 
@@ -24,18 +25,46 @@ def keep_states(
     check_rate(rate)
     device = generator.device
     if support.is_partition:
-        rows = support.rows.to(device)
-        scores = torch.rand(rows.shape, generator=generator, device=device)
-        scores = scores.masked_fill(rows < 0, -1.0)
-        sizes = (rows >= 0).sum(1)
-        keep = torch.ceil(sizes.double() * (1 - rate) - 1e-9).long()
-        rank = scores.argsort(1, descending=True).argsort(1)
-        return rows[rank < keep[:, None]]
+        return Keeper(support.to(device), rate).draw(generator)
     count = math.ceil(support.num_states * (1 - rate) - 1e-9)
     kept = torch.randperm(support.num_states, generator=generator, device=device)[:count]
     if words is not None:
         kept = torch.cat([kept, _one_each(support, kept, generator, words.to(device))])
     return kept.sort().values
+
+
+class Keeper:
+    """Draws the states to keep of blocks: always as many of each.
+
+    The kept states are numbered block by block, so the `support` on them is always the same, and a
+    draw waits for nothing on the device.
+    """
+
+    def __init__(self, support: Support, rate: float) -> None:
+        check_rate(rate)
+        self.rows = support.rows  # (R, K)
+        sizes = (self.rows >= 0).sum(1)
+        keep = torch.ceil(sizes.double() * (1 - rate) - 1e-9).long()
+        slots = torch.arange(int(keep.max()), device=keep.device)
+        self.keep, self.firsts = keep, keep.cumsum(0) - keep
+        self.is_kept = slots < keep[:, None]  # (R, k)
+        self.places = self.is_kept.flatten().nonzero().flatten()
+        rows = torch.full(self.is_kept.shape, -1, device=keep.device)
+        rows[self.is_kept] = torch.arange(len(self.places), device=keep.device)
+        self.support = Support(rows, support.row_of_word, len(self.places))
+
+    def draw(self, generator: torch.Generator) -> Int[Tensor, " S"]:
+        """The states, those of each block in the order of its row."""
+        scores = torch.rand(self.rows.shape, generator=generator, device=self.rows.device)
+        scores = scores.masked_fill(self.rows < 0, -1.0)
+        if why_not(scores.device) is None:
+            from hmmlm.ops.choice import kernel
+
+            return kernel.choose(scores, self.rows, self.keep, self.firsts, len(self.places))
+        best = scores.argsort(1, descending=True)[:, : self.is_kept.shape[1]]
+        last = self.rows.shape[1] - 1
+        slots = torch.where(self.is_kept, best, last + 1).sort(1).values.clamp_(max=last)
+        return self.rows.gather(1, slots).flatten()[self.places]
 
 
 def check_rate(rate: float) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from hmmlm.errors import InputError
 from hmmlm.hmm import HMM, log_sum_by_state
+from hmmlm.ops import emission
 from hmmlm.ops.cells import Tiling, cell_products
 from hmmlm.ops.normaliser import log_normaliser
 from hmmlm.support import Support
@@ -82,11 +84,16 @@ class Features(nn.Module):
             self.word_bias = nn.Parameter(start) if bias else None
 
     def forward(
-        self, states: Int[Tensor, " S"] | None = None, carried: Int[Tensor, " C"] | None = None
+        self,
+        states: Int[Tensor, " S"] | None = None,
+        carried: Int[Tensor, " C"] | None = None,
+        *,
+        kept: Support | None = None,
     ) -> HMM:
         """The HMM on all states, or on a subset, each distribution normalised over what is kept.
 
-        `carried` are further states that belief may come from. O(S^2 H + V K H) time.
+        `carried` are further states that belief may come from. `kept` is the support on the
+        subset, for who knows it already. O(S^2 H + V K H) time.
         """
         device = next(self.parameters()).device
         if self.support.rows.device != device:
@@ -94,9 +101,11 @@ class Features(nn.Module):
         support, sources = self.support, None
         if states is not None:
             states = states.to(device)
-            support = support.restrict(states)
-            extra = states[:0] if carried is None else carried.to(device)
-            sources = torch.cat([states, extra[~torch.isin(extra, states)]])
+            support = support.restrict(states) if kept is None else kept
+            sources = states
+            if carried is not None:
+                extra = carried.to(device)
+                sources = torch.cat([states, extra[~torch.isin(extra, states)]])
         mixed = torch.get_autocast_dtype(device.type)
         mixed = mixed if torch.is_autocast_enabled(device.type) else None
         features = _Answers(self, sources, support.num_states, mixed)
@@ -128,9 +137,10 @@ class Features(nn.Module):
             logits = self.trans_logits
             if states is not None and sources is not None:
                 logits = logits[sources][:, states]
-            return Dense(torch.log_softmax(logits, 1))
+            return Dense(torch.log_softmax(logits, 1), features.mixed)
         left, right = features("source"), features("destination")
-        return Factored(left, right, log_normaliser(left, right))
+        norm = log_normaliser(left, right, operand=features.mixed)
+        return Factored(left, right, norm, features.mixed)
 
     def _emissions(
         self, features: "_Answers", states: Tensor | None, support: Support
@@ -140,8 +150,14 @@ class Features(nn.Module):
             if states is not None:
                 logits = _kept_slots(logits, self.support, states, support.width)
         else:
-            words = features.rounded(self.words)
-            logits = cell_products(features("emit"), words, support.rows, self.tiling)
+            words, vectors = features.rounded(self.words), features("emit")
+            name, _ = emission.choose(vectors.device, support.is_partition, features.mixed)
+            if name == "kernel":
+                bias = words.new_zeros(len(words)) if self.word_bias is None else self.word_bias
+                return emission.log_softmax(
+                    vectors, words, bias, support.rows, self.tiling, operand=features.mixed
+                )
+            logits = cell_products(vectors, words, support.rows, self.tiling)
             if self.word_bias is not None:
                 logits = logits + self.word_bias[:, None]
         return emission_table(logits, support)
@@ -163,6 +179,7 @@ class _Answers:
         self.model, self.sources, self.num_states = model, sources, num_states
         self.mixed = mixed
         self.answers: dict[tuple[str, str], Tensor] = {}
+        self.embeddings: dict[str, Tensor] = {}
 
     def __call__(self, role: str) -> Float[Tensor, "S H"]:
         """Those of the states; of the source role, also of the states that are carried."""
@@ -176,24 +193,49 @@ class _Answers:
             answer = self.answers[table, name]
             if role in model.heads:
                 answer = model.heads[role](answer)
+            elif self._is_rounded(name):
+                return answer if role == "source" else answer[: self.num_states]
         answer = self.rounded(answer)
         return answer if role == "source" else answer[: self.num_states]
+
+    def _is_rounded(self, name: str) -> bool:
+        """Whether a network's answer comes rounded already."""
+        return name in self.model.networks and getattr(
+            self.model.networks[name], "is_rounded", False
+        )
 
     def rounded(self, factor: Tensor) -> Tensor:
         """A factor as the products read it: the same numbers in normaliser, tiles and counts."""
         if self.mixed is None:
             return factor
-        return factor.to(self.mixed).to(next(self.model.parameters()).dtype)
+        return _Rounded.apply(factor, self.mixed, next(self.model.parameters()).dtype)
 
     def _ask(self, table: str, name: str) -> Tensor:
-        embeddings = self.model.embeddings[table]
         if name not in self.model.networks:
-            return embeddings(self.sources)
+            return self._embeddings(table)
         network = self.model.networks[name]
         if not getattr(network, "whole", False):
-            return network(embeddings(self.sources))
-        answer = network(embeddings(None))
+            return network(self._embeddings(table))
+        answer = network(self.model.embeddings[table](None))
         return answer if self.sources is None else answer[self.sources]
+
+    def _embeddings(self, table: str) -> Tensor:
+        """Those of the sources, looked up once for all roles."""
+        if table not in self.embeddings:
+            self.embeddings[table] = self.model.embeddings[table](self.sources)
+        return self.embeddings[table]
+
+
+class _Rounded(torch.autograd.Function):
+    """A tensor rounded to a narrower type; its gradient is not."""
+
+    @staticmethod
+    def forward(ctx: Any, factor: Tensor, narrow: torch.dtype, wide: torch.dtype) -> Tensor:
+        return factor.to(narrow).to(wide)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        return grad_outputs[0], None, None
 
 
 def emission_table(logits: Float[Tensor, "V K"], support: Support) -> Float[Tensor, "V K"]:

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hmmlm.ops import residual
 from hmmlm.params.checks import check_halves, check_layers, check_least, check_start
 from hmmlm.params.embedding import Composed, Table
 from hmmlm.params.features import Features
@@ -41,12 +42,38 @@ class Residual(nn.Module):
         self.norm = nn.LayerNorm(width, dtype=dtype) if layer_norm else None
 
     def forward(self, inputs: Float[Tensor, "S H"]) -> Float[Tensor, "S H"]:
+        if self.is_rounded:
+            return self._by_kernel(inputs)
         before, answer = inputs, inputs
         for layer in self.linears:
             before, answer = answer, layer(answer)
             answer = torch.relu(answer) if self.relu else answer
         answer = answer + before if self.skip else answer
         return answer if self.norm is None else self.norm(answer)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no part was left out."""
+        return len(self.linears) == 2 and self.skip and self.relu and self.norm is not None
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether a kernel makes the answer, whose numbers fit autocast's type; else torch."""
+        weight = next(self.parameters())
+        place = weight.device.type
+        if not (self.is_whole and torch.is_autocast_enabled(place)):
+            return False
+        operand = torch.get_autocast_dtype(place)
+        return residual.choose(weight.device, weight.shape[1], operand)[0] == "kernel"
+
+    def _by_kernel(self, inputs: Tensor) -> Tensor:
+        from hmmlm.ops.residual import kernel
+
+        layers = [part for layer in self.linears for part in (layer.weight, layer.bias)]
+        norm, operand = self.norm, torch.get_autocast_dtype(inputs.device.type)
+        assert norm is not None
+        with torch.autocast(inputs.device.type, enabled=False):
+            return kernel.Residual.apply(inputs, *layers, norm.weight, norm.bias, norm.eps, operand)
 
 
 def linear(

@@ -44,11 +44,16 @@ class Scalar(nn.Module):
         self.emit_logits = nn.Parameter(emit)
 
     def forward(
-        self, states: Int[Tensor, " S"] | None = None, carried: Int[Tensor, " C"] | None = None
+        self,
+        states: Int[Tensor, " S"] | None = None,
+        carried: Int[Tensor, " C"] | None = None,
+        *,
+        kept: Support | None = None,
     ) -> HMM:
         """The HMM on all states, or on a subset, each distribution normalised over what is kept.
 
-        `carried` are further states that belief may come from. O(Z^2 + V K), or O(S Z + V K).
+        `carried` are further states that belief may come from. `kept` is the support on the
+        subset, for who knows it already. O(Z^2 + V K), or O(S Z + V K).
         """
         if self.support.rows.device != self.init_logits.device:
             self.support = self.support.to(self.init_logits.device)
@@ -56,10 +61,10 @@ class Scalar(nn.Module):
         if states is not None:
             # `restrict` normalises every row anew, so it takes logits as well as probabilities.
             logits = HMM(self.init_logits, Dense(self.trans_logits), emit, self.support)
-            return logits.restrict(states, carried)
+            return logits.restrict(states, carried, kept=kept)
         return HMM(
             torch.log_softmax(self.init_logits, -1),
-            Dense(torch.log_softmax(self.trans_logits, -1)),
+            Dense(torch.log_softmax(self.trans_logits, -1), _autocast_type(self.trans_logits)),
             emission_table(emit, self.support),
             self.support,
         )
@@ -74,6 +79,12 @@ class Scalar(nn.Module):
             model.trans_logits.copy_(hmm.transitions.rows(0, hmm.num_states))
             model.emit_logits.copy_(hmm.log_emit.masked_fill(cells < 0, 0.0))
         return model
+
+
+def _autocast_type(table: Tensor) -> torch.dtype | None:
+    """The type that products are asked for in, None for that of the table."""
+    place = table.device.type
+    return torch.get_autocast_dtype(place) if torch.is_autocast_enabled(place) else None
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,20 @@ from hmmlm.data.batches import Batch
 from hmmlm.hmm import HMM
 from hmmlm.inference import counts
 from hmmlm.inference.gradients import with_gradient
-from hmmlm.params.dropout import check_rate, keep_states
+from hmmlm.params.dropout import Keeper, check_rate, keep_states
 from hmmlm.results import Belief
 from hmmlm.support import Support
 from hmmlm.train.distributed import ONE, Ranks
+
+LEVELS = 8
+"""Rates that a changing dropout goes through: for each of them some things are made once."""
 
 
 @dataclass(frozen=True)
 class Dropout:
     """The share of each block's states that a step leaves out; it may change over training.
 
-    It goes from `rate` to `last` in a straight line over the whole of training.
+    It goes from `rate` to `last` over the whole of training, in `LEVELS` equal stretches.
     """
 
     rate: float = 0.0
@@ -34,7 +37,10 @@ class Dropout:
 
     def at(self, done: float) -> float:
         """The rate when a share `done` of training is over."""
-        return self.rate if self.last is None else self.rate + (self.last - self.rate) * done
+        if self.last is None:
+            return self.rate
+        level = min(LEVELS - 1, int(done * LEVELS))
+        return self.rate + (self.last - self.rate) * level / (LEVELS - 1)
 
 
 class HmmLoss:
@@ -61,7 +67,10 @@ class HmmLoss:
         self.ranks = ranks
         self.model, self.support, self.carry, self.reset_id = model, support, carry, reset_id
         self.dropout = dropout or Dropout()
-        self.generator = torch.Generator().manual_seed(seed)
+        # On the model's device, where a captured step draws from it.
+        device = next(model.parameters()).device
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self.keepers: dict[float, Keeper] = {}
         self.implementation = implementation
         self.belief: Belief | None = None
 
@@ -70,7 +79,9 @@ class HmmLoss:
         device = next(self.model.parameters()).device
         rate, belief = self.dropout.at(done), self._belief(batch)
         states = None
-        if rate > 0:
+        if rate > 0 and self.support.is_partition:
+            states = self.keeper(rate).draw(self.generator)
+        elif rate > 0:
             states = keep_states(self.support, rate, self.generator, self._words(batch)).to(device)
         carried = None
         if belief is not None and states is not None:
@@ -87,6 +98,12 @@ class HmmLoss:
                 implementation=self.implementation,
             )
         return value
+
+    def keeper(self, rate: float) -> Keeper:
+        """What draws the kept states of blocks at a rate."""
+        if rate not in self.keepers:
+            self.keepers[rate] = Keeper(self.support.to(self.generator.device), rate)
+        return self.keepers[rate]
 
     def state(self) -> dict[str, Tensor]:
         """The generator of the dropout and the belief that is carried."""
@@ -110,10 +127,8 @@ class HmmLoss:
                 torch.arange(share, device=device) + self.ranks.rank * share
             )
 
-    def _words(self, batch: Batch) -> Int[Tensor, " N"] | None:
-        """The words that must keep a state, those of all ranks; None where dropout sees to it."""
-        if self.support.is_partition:
-            return None
+    def _words(self, batch: Batch) -> Int[Tensor, " N"]:
+        """The words that must keep a state, those of all ranks."""
         inside = torch.arange(batch.tokens.shape[1]) < batch.lengths[:, None]
         return torch.cat(self.ranks.gather(batch.tokens[inside].unique()))
 

@@ -11,7 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hmmlm.data.batches import Batch
 from hmmlm.train.distributed import ONE, Ranks
+from hmmlm.train.graph import GraphedSteps, why_no_graph
 from hmmlm.train.loop import Batches, Progress, Step, Training, TrainSettings
+from hmmlm.train.loss import HmmLoss
 
 
 @runtime_checkable
@@ -44,15 +46,30 @@ class Sgd:
         self.shared = None
         if ranks.ranks > 1:
             self.shared = DistributedDataParallel(_Whole(model, loss), gradient_as_bucket_view=True)
-        self.place = next(model.parameters()).device.type
+        device = next(model.parameters()).device
+        self.place, on_gpu = device.type, device.type == "cuda"
         self.optimiser = torch.optim.AdamW(
             model.parameters(),
-            lr=settings.learning_rate,
+            lr=torch.tensor(settings.learning_rate, device=device) if on_gpu else 1.0,
             betas=(settings.beta1, settings.beta2),
             weight_decay=settings.weight_decay,
+            fused=on_gpu,
+            capturable=on_gpu,
         )
+        self.graphed, self.why_no_graph = None, why_no_graph(loss, model, settings, ranks.ranks)
+        if self.why_no_graph is None and isinstance(loss, HmmLoss):
+            self.graphed = GraphedSteps(model, loss, self.optimiser, settings)
 
     def step(self, batches: Iterable[Batch], rate: float, done: float) -> Step:
+        if self.graphed is not None:
+            (batch,) = batches = list(batches)
+            made = self.graphed.step(batch, rate, done)
+            if made is not None:
+                return made
+        return self._step(batches, rate, done)
+
+    def _step(self, batches: Iterable[Batch], rate: float, done: float) -> Step:
+        """The step as PyTorch takes it, for any loss and any number of batches and ranks."""
         self.optimiser.zero_grad()
         mixed = self.settings.precision == "bf16"
         value, tokens = 0.0, 0
@@ -72,7 +89,10 @@ class Sgd:
         norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip))
         if math.isfinite(value) and math.isfinite(norm):
             for part in self.optimiser.param_groups:
-                part["lr"] = rate
+                if isinstance(part["lr"], Tensor):
+                    part["lr"].fill_(rate)
+                else:
+                    part["lr"] = rate
             self.optimiser.step()
         return Step(value, int(tokens), norm)
 
@@ -94,7 +114,9 @@ class Sgd:
             for key in ("step", "exp_avg", "exp_avg_sq"):
                 tensor = state.get(f"optimiser.{key}.{name}")
                 if tensor is not None:  # one that never had a gradient has none
-                    kept[key] = tensor if key == "step" else tensor.to(parameter)
+                    # Of the step that a GPU takes by itself, the number is there too.
+                    like = parameter if key != "step" or self.place == "cuda" else tensor
+                    kept[key] = tensor.to(like.device, tensor.dtype)
             if kept:
                 self.optimiser.state[parameter] = kept
 

@@ -1,27 +1,20 @@
-"""The normaliser of factored transitions: log sum_j exp(left_i . right_j), and its gradient."""
+"""The row normaliser with torch's products, a group of rows at a time."""
 
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 KEPT = 1 << 25
 """Probabilities that may be kept for the gradient; more are made a second time."""
 
 
-def log_normaliser(left: Float[Tensor, "S H"], right: Float[Tensor, "Z H"]) -> Float[Tensor, " S"]:
-    """log sum_j exp(left_i . right_j) for every i, a group of rows at a time.
+class LogNormaliser(torch.autograd.Function):
+    """log sum_j exp(left_i . right_j) for every i.
 
     Its gradient takes two more products of that size, or three where S x Z numbers are not kept.
-    O(S Z H) time.
     """
-    if not torch.is_grad_enabled():  # which a function does not see
-        left, right = left.detach(), right.detach()
-    return _LogNormaliser.apply(left, right)
 
-
-class _LogNormaliser(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
         keep = any(ctx.needs_input_grad) and len(left) * len(right) <= KEPT

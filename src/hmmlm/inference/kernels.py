@@ -1,0 +1,115 @@
+"""Expected counts by Triton kernels, without waiting for the device once."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from hmmlm.hmm import HMM
+from hmmlm.ops.kernels import product
+from hmmlm.ops.row_sums.kernel import sum_ordered, sum_rows
+from hmmlm.transitions import Dense, Factored
+
+
+class KernelCounts(NamedTuple):
+    """Counts in the order of `HMM.fields`, float32; rows that are `low` lost digits."""
+
+    log_scales: Float[Tensor, "B T"]
+    fields: tuple[Tensor, ...]
+    low: Bool[Tensor, " B"]
+
+
+def count(
+    hmm: HMM,
+    tokens: Int[Tensor, "B T"],
+    restart: Bool[Tensor, "B T"],
+    ends: Int[Tensor, " B"],
+    times: Float[Tensor, " B"],
+) -> KernelCounts:
+    """Expected counts, each row taken so many times, of rows whose first step starts afresh.
+
+    `ends` are the numbers of steps, 0 for a row that is none. Nothing is checked: the caller knows
+    that the support is dense or a partition, that sources are the states, and that the ids are
+    those of words.
+    """
+    operand = hmm.transitions.operand or torch.float32
+    run = _dense if hmm.support.rows.shape[0] == 1 else _blocks
+    return run(hmm, tokens, restart, ends, times, operand)
+
+
+def _blocks(
+    hmm: HMM, tokens: Tensor, restart: Tensor, ends: Tensor, times: Tensor, operand: torch.dtype
+) -> KernelCounts:
+    from hmmlm.ops.tile_chain import kernel
+
+    support, table = hmm.support, hmm.transitions
+    here = support.row_of_word[tokens]  # (B, T)
+    active = torch.arange(tokens.shape[1], device=tokens.device) < ends[:, None]
+    through = active & ~restart
+    before = torch.where(through, here.roll(1, 1), kernel.NONE)
+    where = kernel.Map(support.rows, here, before)
+    if isinstance(table, Factored):
+        left, right = table.left.to(operand), table.right.to(operand)
+        squares = kernel.squares_of_factors(left, right, table.log_norm, where)
+    else:
+        squares = kernel.squares_of_table(table.log_trans, where)
+    emissions = kernel.emissions_of(hmm.log_emit, tokens, ends)
+    passed = kernel.run(squares, where, hmm.log_init, emissions, ends, both=True)
+    met = kernel.meet(squares, emissions, passed, where, ends, times)
+    # One order serves rows of the map and words, which are parts of them.
+    words = hmm.vocab_size
+    ordered, order = (here * words + tokens).flatten().sort()
+    rows = torch.arange(len(support.rows) + 1, device=tokens.device)
+    offsets = torch.searchsorted(ordered, rows * words)
+    flat = met.posteriors.flatten(0, 1)
+    keys = support.row_of_word * words + torch.arange(words, device=tokens.device)
+    begin, end = (torch.searchsorted(ordered, keys, right=right) for right in (False, True))
+    emit = sum_ordered(order, begin, end, flat)
+    # Of starts, and of steps that another follows: their transitions are as many as they are.
+    followed = torch.zeros_like(through)
+    followed[:, :-1] = through[:, 1:]
+    kinds = torch.stack([restart & active, followed]).flatten(1).to(flat.dtype)  # (2, N)
+    both = (flat[:, None, :] * kinds.T[:, :, None]).flatten(1)  # (N, 2 K)
+    both = sum_ordered(order, offsets[:-1], offsets[1:], both).unflatten(1, (2, -1))
+    starts, leaving = (_by_state(hmm, both[:, kind]) for kind in range(2))
+    low = passed.low.any(0) | (emissions.low > 0)
+    if isinstance(table, Dense):
+        counts = kernel.table_counts(squares, where, passed.joints, met.pairs, hmm.num_states)
+        return KernelCounts(met.log_scales, (starts, counts, emit), low)
+    to_left, to_right = kernel.factor_counts(
+        squares, where, passed.joints, met.pairs, left, right, (order, offsets)
+    )
+    return KernelCounts(met.log_scales, (starts, to_left, to_right, leaving.neg_(), emit), low)
+
+
+def _by_state(hmm: HMM, counts: Float[Tensor, "R K"]) -> Float[Tensor, " Z"]:
+    """Counts by row and slot as counts by state; padding counts nothing."""
+    total = counts.new_zeros(hmm.num_states + 1)  # the last is for padding
+    total[hmm.support.rows.flatten() % len(total)] = counts.flatten()
+    return total[:-1]
+
+
+def _dense(
+    hmm: HMM, tokens: Tensor, restart: Tensor, ends: Tensor, times: Tensor, operand: torch.dtype
+) -> KernelCounts:
+    from hmmlm.ops.dense_chain import kernel
+
+    table = hmm.transitions
+    matrix = kernel.Matrix.of(table.rows(0, hmm.num_states), operand)
+    given = hmm.log_emit, tokens, restart, ends
+    passed = kernel.run(matrix, hmm.log_init.exp(), *given, exact_zeros=True)
+    met = kernel.meet(passed, *given, times)
+    counts = kernel.pair_counts(matrix, met)
+    flat = met.posteriors.flatten(0, 1)
+    emit = sum_rows(tokens.flatten(), flat, hmm.vocab_size)
+    starts = restart.flatten().to(flat.dtype) @ flat
+    fields = (counts,)
+    if not isinstance(table, Dense):
+        left, right = table.left.to(operand), table.right.to(operand)
+        fields = (
+            product(counts.to(operand), right),
+            product(counts.to(operand).T, left),
+            -counts.sum(1),
+        )
+    return KernelCounts(met.log_scales, (starts, *fields, emit), (passed.low > 0).any(0))

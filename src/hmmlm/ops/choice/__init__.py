@@ -1,0 +1,1 @@
+"""The best of each row: `kernel` finds them without sorting."""

@@ -1,0 +1,33 @@
+"""Whether Triton kernels can run, and the arithmetic of their products."""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+
+@cache
+def why_not(device: torch.device) -> str | None:
+    """What keeps kernels from running on a device; None if nothing does."""
+    if device.type != "cuda":
+        return f"kernels run on a CUDA device, and this is {device.type}"
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return "Triton is not installed; pip install triton"
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < 8:
+        return f"kernels need bfloat16 (compute capability 8.0); this GPU has {major}.{minor}"
+    return None
+
+
+def product(one: Tensor, other: Tensor) -> Tensor:
+    """A product of matrices summed in float32."""
+    if one.dtype == torch.float32:
+        return one @ other
+    return torch.mm(one, other, out_dtype=torch.float32)
+
+
+def precision_of(operand: Tensor) -> str:
+    """How products of such operands are made: bfloat16 as it is, float32 in full."""
+    return "tf32" if operand.dtype == torch.bfloat16 else "ieee"

@@ -1,0 +1,616 @@
+"""Chains of tiles as Triton kernels: B rows of C steps, K states each, named by rows of a map.
+
+A step's messages lie in the slot after it: slot 0 of (B, C + 1, K) holds what comes in from before
+the stretch. Between two slots stands a tile of probabilities, cut into squares, each over its
+largest entry; `shrink` is what a square has to be multiplied with to stand beside the others.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hmmlm.ops.kernels import precision_of
+from hmmlm.ops.messages.scaled import lowest
+
+NONE = -1
+"""The row of the map before a step that starts afresh: no tile stands between."""
+
+
+class Map(NamedTuple):
+    """The states of each step: `rows` (R, K) padded with -1, and the row of each step, (B, C).
+
+    `before` (B, C) is the row of the step before, NONE where a step starts afresh or is past the
+    end of its row.
+    """
+
+    rows: Tensor
+    here: Tensor
+    before: Tensor
+
+
+class Squares(NamedTuple):
+    """The tile of every step, (B C, K, K), with `shrink` (B C, I, I) and the log taken out, (B C,).
+
+    `turned` are the tiles transposed, for the way back: sums along the first axis are fast. What
+    stands where there is no tile means nothing.
+    """
+
+    probs: Tensor
+    turned: Tensor
+    shrink: Tensor
+    log_most: Tensor
+
+
+class Emissions(NamedTuple):
+    """p(word | state) of every step over its largest, (B, C, K), and the log of that, (B, C).
+
+    `low` (B,) marks rows where one was too small for a number.
+    """
+
+    probs: Tensor
+    log_most: Tensor
+    low: Tensor
+
+
+class Passed(NamedTuple):
+    """Forward messages not yet over their `totals` (B, C + 1), and backward ones, (B, C + 1, K).
+
+    `low` (2, B) marks the rows of each pass that lost digits.
+    """
+
+    joints: Tensor
+    totals: Tensor
+    backs: Tensor
+    low: Tensor
+
+
+class Met(NamedTuple):
+    """Posteriors (B, C, K), log scales (B, C), and pairs (B, C, K): see `meet`."""
+
+    posteriors: Tensor
+    log_scales: Tensor
+    pairs: Tensor
+
+
+def side(width: int) -> int:
+    """The side of a square."""
+    return min(128, max(16, triton.next_power_of_2(width)))
+
+
+@triton.jit
+def _ids(rows, row, K, first, SIDE: tl.constexpr):
+    """The states in the slots from `first` of a row of the map; -1 in padding."""
+    slots = first + tl.arange(0, SIDE)
+    return tl.load(rows + row * K + slots, mask=slots < K, other=-1)
+
+
+@triton.jit
+def _vectors(table, states, features, H, EVEN: tl.constexpr):
+    where = table + states[:, None].to(tl.int64) * H + features[None, :]
+    mask = (states >= 0)[:, None]
+    if not EVEN:
+        mask = mask & (features < H)[None, :]
+    return tl.load(where, mask=mask, other=0.0)
+
+
+@triton.jit
+def _make_squares(
+    left, right, log_norm, log_trans, rows, before, here, probs, turned, log_most, K, Z, H,
+    FACTORED: tl.constexpr, SIDE: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A square of p(to | from) over its largest entry, and the log of that."""
+    step = tl.program_id(0).to(tl.int64)
+    i, j, parts = tl.program_id(1), tl.program_id(2), tl.num_programs(1)
+    row = tl.load(before + step)
+    most_at = log_most + (step * parts + i) * parts + j
+    if row < 0:
+        tl.store(most_at, 0.0)
+    else:
+        sources = _ids(rows, row, K, i * SIDE, SIDE)
+        states = _ids(rows, tl.load(here + step), K, j * SIDE, SIDE)
+        real = (sources >= 0)[:, None] & (states >= 0)[None, :]
+        if FACTORED:
+            logits = tl.zeros([SIDE, SIDE], tl.float32)
+            for first in range(0, H, WIDE):
+                features = first + tl.arange(0, WIDE)
+                mine = _vectors(left, sources, features, H, EVEN)
+                theirs = _vectors(right, states, features, H, EVEN)
+                logits = tl.dot(mine, tl.trans(theirs), logits, input_precision=PRECISION)
+            logits -= tl.load(log_norm + sources, mask=sources >= 0, other=0.0)[:, None]
+        else:
+            where = log_trans + sources[:, None].to(tl.int64) * Z + states[None, :]
+            logits = tl.load(where, mask=real, other=float("-inf"))
+        logits = tl.where(real, logits, float("-inf"))
+        most = tl.max(tl.max(logits, 1), 0)
+        most = tl.where(most == float("-inf"), 0.0, most)
+        slots_i, slots_j = i * SIDE + tl.arange(0, SIDE), j * SIDE + tl.arange(0, SIDE)
+        where = probs + step * K * K + slots_i[:, None] * K + slots_j[None, :]
+        mask = (slots_i < K)[:, None] & (slots_j < K)[None, :]
+        values = tl.exp(logits - most)
+        tl.store(where, values, mask=mask)
+        where = turned + step * K * K + slots_j[:, None] * K + slots_i[None, :]
+        tl.store(where, tl.trans(values), mask=(slots_j < K)[:, None] & (slots_i < K)[None, :])
+        tl.store(most_at, most)
+
+
+@triton.jit
+def _make_emissions(log_weights, index, ends, probs, log_most, low, C, K, WIDE: tl.constexpr):
+    step = tl.program_id(0).to(tl.int64)
+    slots = tl.arange(0, WIDE)
+    where = log_weights + tl.load(index + step).to(tl.int64) * K + slots
+    logs = tl.load(where, mask=slots < K, other=float("-inf"))
+    most = tl.max(logs, 0)
+    most = tl.where(most == float("-inf"), 0.0, most)
+    values = tl.exp(logs - most)
+    tl.store(probs + step * K + slots, values, mask=slots < K)
+    tl.store(log_most + step, most)
+    lost = tl.max(((values == 0.0) & (logs > float("-inf"))).to(tl.int32), 0)
+    if (lost > 0) & (step % C < tl.load(ends + step // C)):
+        tl.store(low + step // C, 1)
+
+
+@triton.jit
+def _strip(probs, step, first, K, WIDE: tl.constexpr, STRIP: tl.constexpr, EVEN: tl.constexpr):
+    """The columns from `first` on of a tile, all of its rows."""
+    rows, columns = tl.arange(0, WIDE), first + tl.arange(0, STRIP)
+    where = probs + step * K * K + rows[:, None] * K + columns[None, :]
+    if EVEN:
+        return tl.load(where)
+    return tl.load(where, mask=(rows < K)[:, None] & (columns < K)[None, :], other=0.0)
+
+
+@triton.jit
+def _go_forward(
+    row, begin, end, C, K, Q, rows, here, before, probs, shrink, log_init, emissions, joints,
+    totals, low, LEAST,
+    WIDE: tl.constexpr, STRIP: tl.constexpr, SIDE: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    slots = tl.arange(0, WIDE)
+    row = row.to(tl.int64)
+    message = tl.load(joints + (row * (C + 1) + begin) * K + slots, mask=slots < K, other=0.0)
+    lost = tl.zeros([STRIP], tl.int32)
+    # What comes next does not hang on the message: it is fetched while the last is worked on.
+    source = tl.load(before + row * C + begin)
+    tile = _strip(probs, row * C + begin, 0, K, WIDE, STRIP, EVEN)
+    for time in range(begin, end):
+        step, after = row * C + time, row * (C + 1) + time + 1
+        following = row * C + tl.minimum(time + 1, end - 1)
+        fresh = source < 0
+        source = tl.load(before + following)
+        total = tl.sum(message, 0)  # of the step before: the product does not wait for it
+        over = tl.where(total > 0, 1.0 / tl.where(total > 0, total, 1.0), 0.0)
+        tl.store(totals + after - 1, total)
+        joint = tl.zeros([STRIP], tl.float32)
+        for start in range(0, WIDE, STRIP):
+            some = start + tl.arange(0, STRIP)
+            emission = tl.load(emissions + step * K + some, mask=some < K, other=0.0)
+            is_last = start + STRIP >= WIDE
+            upcoming = _strip(
+                probs, tl.where(is_last, following, step), tl.where(is_last, 0, start + STRIP), K,
+                WIDE, STRIP, EVEN,
+            )  # fmt: skip
+            if fresh:
+                states = _ids(rows, tl.load(here + step), K, start, STRIP)
+                log_start = tl.load(log_init + states, mask=states >= 0, other=float("-inf"))
+                joint = tl.exp(log_start) * emission
+            else:
+                given = message
+                if Q > 1:
+                    squares = (step * Q + slots // SIDE) * Q + start // SIDE
+                    given = message * tl.load(shrink + squares, mask=slots < K, other=0.0)
+                joint = tl.sum(tile * given[:, None], 0) * (emission * over)
+            tile = upcoming
+            lost = tl.maximum(lost, ((joint < LEAST) & (emission > 0)).to(tl.int32))
+            tl.store(joints + after * K + some, joint, mask=some < K)
+        if STRIP == WIDE:
+            message = joint
+        else:
+            tl.debug_barrier()  # the message is what all threads wrote
+            message = tl.load(joints + after * K + slots, mask=slots < K, other=0.0)
+    tl.store(totals + row * (C + 1) + end, tl.sum(message, 0))
+    if tl.max(lost, 0) > 0:
+        tl.store(low + row, 1)
+
+
+@triton.jit
+def _go_back(
+    row, begin, end, C, K, Q, rows, before, turned, shrink, emissions, backs, low, LEAST,
+    WIDE: tl.constexpr, STRIP: tl.constexpr, SIDE: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    slots = tl.arange(0, WIDE)
+    row = row.to(tl.int64)
+    back = tl.load(backs + (row * (C + 1) + end) * K + slots, mask=slots < K, other=0.0)
+    lost = tl.zeros([STRIP], tl.int32)
+    first = row * C + tl.maximum(end - 1, 0)
+    coming = tl.load(before + first)
+    emission = tl.load(emissions + first * K + slots, mask=slots < K, other=0.0)
+    tile = _strip(turned, first, 0, K, WIDE, STRIP, EVEN)
+    for backwards in range(begin, end):
+        time = begin + end - 1 - backwards
+        step, slot = row * C + time, row * (C + 1) + time  # the slot of the step before
+        following = row * C + tl.maximum(time - 1, begin)
+        source = coming
+        coming = tl.load(before + following)
+        weight = emission * back
+        emission = tl.load(emissions + following * K + slots, mask=slots < K, other=0.0)
+        total = tl.sum(weight, 0)
+        over = tl.where(total > 0, 1.0 / tl.where(total > 0, total, 1.0), 0.0)
+        pulled = tl.zeros([STRIP], tl.float32)
+        for start in range(0, WIDE, STRIP):
+            some = start + tl.arange(0, STRIP)
+            is_last = start + STRIP >= WIDE
+            upcoming = _strip(
+                turned, tl.where(is_last, following, step), tl.where(is_last, 0, start + STRIP), K,
+                WIDE, STRIP, EVEN,
+            )  # fmt: skip
+            if source >= 0:
+                given = weight
+                if Q > 1:
+                    squares = (step * Q + start // SIDE) * Q + slots // SIDE
+                    given = weight * tl.load(shrink + squares, mask=slots < K, other=0.0)
+                pulled = tl.sum(tile * given[:, None], 0) * over
+                real = _ids(rows, source, K, start, STRIP) >= 0
+                lost = tl.maximum(lost, ((pulled < LEAST) & real).to(tl.int32))
+            else:
+                pulled = tl.full([STRIP], 1.0, tl.float32)
+            tile = upcoming
+            tl.store(backs + slot * K + some, pulled, mask=some < K)
+        if STRIP == WIDE:
+            back = pulled
+        else:
+            tl.debug_barrier()
+            back = tl.load(backs + slot * K + slots, mask=slots < K, other=0.0)
+    if tl.max(lost, 0) > 0:
+        tl.store(low + row, 1)
+
+
+@triton.jit
+def _pass(
+    ends, begin, C, K, Q, rows, here, before, probs, turned, shrink, log_init, emissions, joints,
+    totals, backs, low, low_back, LEAST,
+    FORWARD: tl.constexpr, BACK: tl.constexpr, WIDE: tl.constexpr, STRIP: tl.constexpr,
+    SIDE: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """One row, forward or back: they do not need one another."""
+    row = tl.program_id(0)
+    end = tl.load(ends + row).to(tl.int32)
+    if FORWARD and (not BACK or tl.program_id(1) == 0):
+        _go_forward(row, begin, end, C, K, Q, rows, here, before, probs, shrink, log_init,
+                    emissions, joints, totals, low, LEAST, WIDE, STRIP, SIDE,
+                    EVEN)  # fmt: skip
+    if BACK and (not FORWARD or tl.program_id(1) == 1):
+        _go_back(row, begin, end, C, K, Q, rows, before, turned, shrink, emissions, backs,
+                 low_back, LEAST, WIDE, STRIP, SIDE, EVEN)  # fmt: skip
+
+
+@triton.jit
+def _meet(
+    ends, before, C, K, emissions, emission_most, tile_most, joints, totals, backs, times,
+    posteriors, log_scales, pairs, low, LEAST, WIDE: tl.constexpr,
+):  # fmt: skip
+    step = tl.program_id(0).to(tl.int64)
+    row, time = step // C, step % C
+    slot = row * (C + 1) + time + 1
+    slots = tl.arange(0, WIDE)
+    inside = slots < K
+    posterior, pair = tl.zeros([WIDE], tl.float32), tl.zeros([WIDE], tl.float32)
+    if time < tl.load(ends + row):
+        through = tl.load(before + step) >= 0
+        total = tl.load(totals + slot)
+        scale = tl.log(total) + tl.load(emission_most + step)
+        if through:
+            scale += tl.load(tile_most + step)
+        tl.store(log_scales + step, scale)
+        joint = tl.load(joints + slot * K + slots, mask=inside, other=0.0)
+        back = tl.load(backs + slot * K + slots, mask=inside, other=0.0)
+        meet = tl.sum(joint * back, 0)
+        if meet < LEAST * total:
+            tl.store(low + row, 1)
+        else:
+            share = tl.load(times + row) / meet
+            posterior = joint * back * share
+            if through:
+                emission = tl.load(emissions + step * K + slots, mask=inside, other=0.0)
+                # Over the sum of the message before, which counts are made with as it is.
+                pair = emission * back * (share / tl.load(totals + slot - 1))
+    tl.store(posteriors + step * K + slots, posterior, mask=inside)
+    tl.store(pairs + step * K + slots, pair, mask=inside)
+
+
+@triton.jit
+def _chunk_of(chunk, firsts, offsets, R, STEPS, ROWS: tl.constexpr):
+    """The places of a chunk: each row's list of steps is cut into chunks of STEPS."""
+    all_rows = tl.arange(0, ROWS)
+    ends = tl.load(firsts + all_rows + 1, mask=all_rows < R, other=2147483647)
+    row = tl.sum((ends <= chunk).to(tl.int32), 0)
+    row = tl.minimum(row, R - 1)
+    start = tl.load(offsets + row) + (chunk - tl.load(firsts + row)) * STEPS
+    return start, tl.minimum(start + STEPS, tl.load(offsets + row + 1))
+
+
+@triton.jit
+def _add_counts(
+    order, offsets, firsts, R, STEPS, SHIFT, C, K, H, N, rows, here, before, messages, probs,
+    shrink, pairs, factors, sums, Q,
+    LEFT: tl.constexpr, ROWS: tl.constexpr, SIDE: tl.constexpr, WIDE: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A chunk of a row's steps: counts (from, to) times the factors at the other end."""
+    chunk, part = tl.program_id(0), tl.program_id(1)
+    features = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
+    start, stop = _chunk_of(chunk, firsts, offsets, R, STEPS, ROWS)
+    mine = part * SIDE + tl.arange(0, SIDE)
+    total = tl.zeros([SIDE, WIDE], tl.float32)
+    for place in range(start, stop):
+        step = tl.load(order + place) + SHIFT
+        source = -1
+        if (step < N) & ((SHIFT == 0) | (step % C != 0)):
+            source = tl.load(before + step).to(tl.int32)
+        if source >= 0:
+            slot = step + step // C  # of the step before
+            other_row = source
+            if LEFT:
+                other_row = tl.load(here + step).to(tl.int32)
+            for other in range(0, Q):
+                theirs = other * SIDE + tl.arange(0, SIDE)
+                if LEFT:
+                    i, j = mine, theirs
+                else:
+                    i, j = theirs, mine
+                message = tl.load(messages + slot * K + i, mask=i < K, other=0.0)
+                pair = tl.load(pairs + step * K + j, mask=j < K, other=0.0)
+                square = (step * Q + i // SIDE) * Q + j // SIDE
+                message *= tl.load(shrink + square)
+                where = probs + step * K * K + i[:, None] * K + j[None, :]
+                tile = tl.load(where, mask=(i < K)[:, None] & (j < K)[None, :], other=0.0)
+                counts = tile * message[:, None] * pair[None, :]
+                states = _ids(rows, other_row, K, other * SIDE, SIDE)
+                vectors = _vectors(factors, states, features, H, EVEN)
+                if LEFT:
+                    total = tl.dot(counts.to(vectors.dtype), vectors, total,
+                                   input_precision=PRECISION)  # fmt: skip
+                else:
+                    total = tl.dot(tl.trans(counts.to(vectors.dtype)), vectors, total,
+                                   input_precision=PRECISION)  # fmt: skip
+    if start < stop:
+        where = (chunk * Q * SIDE + mine[:, None]).to(tl.int64) * H + features[None, :]
+        tl.store(sums + where, total, mask=(features < H)[None, :])
+
+
+@triton.jit
+def _join_chunks(
+    firsts, rows, sums, gradient, K, H, Q, SIDE: tl.constexpr, SOME: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """The sums of a row's chunks, to the states of its slots."""
+    row, first = tl.program_id(0), tl.program_id(1) * SOME
+    features = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
+    states = _ids(rows, row, K, first, SOME)
+    slots = first + tl.arange(0, SOME)
+    mask = (states >= 0)[:, None] & (features < H)[None, :]
+    total = tl.zeros([SOME, WIDE], tl.float32)
+    for chunk in range(tl.load(firsts + row), tl.load(firsts + row + 1)):
+        where = (chunk * Q * SIDE + slots).to(tl.int64)[:, None] * H + features[None, :]
+        total += tl.load(sums + where, mask=mask, other=0.0)
+    tl.store(gradient + states[:, None].to(tl.int64) * H + features[None, :], total, mask=mask)
+
+
+@triton.jit
+def _add_table(
+    order, keys, N, C, K, Z, rows, here, before, messages, probs, shrink, pairs, table, Q,
+    SIDE: tl.constexpr,
+):  # fmt: skip
+    """A square of the counts between two rows, summed over the steps between them."""
+    place, i, j = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    key = tl.load(keys + place)
+    is_first = place == 0
+    if place > 0:
+        is_first = tl.load(keys + place - 1) != key
+    if (key >= 0) & is_first:
+        slots_i, slots_j = i * SIDE + tl.arange(0, SIDE), j * SIDE + tl.arange(0, SIDE)
+        inside = (slots_i < K)[:, None] & (slots_j < K)[None, :]
+        total = tl.zeros([SIDE, SIDE], tl.float32)
+        step = tl.load(order + place)
+        sources = _ids(rows, tl.load(before + step), K, i * SIDE, SIDE)
+        states = _ids(rows, tl.load(here + step), K, j * SIDE, SIDE)
+        following = key
+        while following == key:
+            step = tl.load(order + place)
+            slot = step + step // C
+            message = tl.load(messages + slot * K + slots_i, mask=slots_i < K, other=0.0)
+            message *= tl.load(shrink + (step * Q + i) * Q + j)
+            pair = tl.load(pairs + step * K + slots_j, mask=slots_j < K, other=0.0)
+            where = probs + step * K * K + slots_i[:, None] * K + slots_j[None, :]
+            tile = tl.load(where, mask=inside, other=0.0)
+            total += tile * message[:, None] * pair[None, :]
+            place += 1
+            following = -1
+            if place < N:
+                following = tl.load(keys + place)
+        real = (sources >= 0)[:, None] & (states >= 0)[None, :]
+        where = table + sources[:, None].to(tl.int64) * Z + states[None, :]
+        tl.store(where, total, mask=real)
+
+
+def squares_of_factors(left: Tensor, right: Tensor, log_norm: Tensor, where: Map) -> Squares:
+    """The tiles exp(left_i . right_j - log_norm_i) of all steps. O(B C K^2 H)."""
+    width = left.shape[1]
+    wide = min(64, max(16, triton.next_power_of_2(width)))
+    return _squares(
+        where, left, right, log_norm, log_norm, 0, width,
+        FACTORED=True, WIDE=wide, EVEN=width % wide == 0, PRECISION=precision_of(left),
+    )  # fmt: skip
+
+
+def squares_of_table(log_trans: Tensor, where: Map) -> Squares:
+    """The tiles exp(log_trans[i, j]) of all steps. O(B C K^2)."""
+    return _squares(
+        where, log_trans, log_trans, log_trans, log_trans, log_trans.shape[1], 0,
+        FACTORED=False, WIDE=16, EVEN=True, PRECISION="ieee",
+    )  # fmt: skip
+
+
+def _squares(where: Map, *fields, **constants) -> Squares:
+    *tensors, states, width = fields
+    slots, steps = where.rows.shape[1], where.here.numel()
+    parts = triton.cdiv(slots, side(slots))
+    device = where.rows.device
+    probs, turned = (torch.empty(steps, slots, slots, device=device) for _ in range(2))
+    log_most = torch.empty(steps, parts, parts, device=device)
+    _make_squares[(steps, parts, parts)](
+        *tensors, where.rows, where.before, where.here, probs, turned, log_most, slots, states,
+        width, SIDE=side(slots), num_warps=8 if side(slots) > 64 else 4, **constants,
+    )  # fmt: skip
+    most = log_most.amax((1, 2))
+    return Squares(probs, turned, (log_most - most[:, None, None]).exp(), most)
+
+
+def emissions_of(log_weights: Tensor, index: Tensor, ends: Tensor) -> Emissions:
+    """exp(log_weights[index]) of all steps, each over its largest."""
+    slots = log_weights.shape[1]
+    probs = torch.empty(*index.shape, slots, device=index.device)
+    log_most = torch.empty(index.shape, device=index.device)
+    low = torch.zeros(len(index), dtype=torch.int32, device=index.device)
+    _make_emissions[(index.numel(),)](
+        log_weights, index, ends, probs, log_most, low, index.shape[1], slots,
+        WIDE=triton.next_power_of_2(slots), num_warps=1 if slots <= 128 else 4,
+    )  # fmt: skip
+    return Emissions(probs, log_most, low)
+
+
+def run(
+    squares: Squares,
+    where: Map,
+    log_init: Tensor,
+    emissions: Emissions,
+    ends: Tensor,
+    *,
+    begin: int = 0,
+    message: Tensor | None = None,
+    forward: Passed | None = None,
+    back: Tensor | None = None,
+    both: bool = False,
+) -> Passed:
+    """The forward pass, or the backward pass after it, or `both` at once.
+
+    `message` (B, K) is that of the step before `begin`; `back` is what comes back into each row's
+    last step, all ones if None. `ends` (B,) is the number of steps of each row.
+    """
+    (batch, steps), slots = where.here.shape, where.rows.shape[1]
+    device, with_back = where.here.device, both or forward is not None
+    if forward is None:
+        joints = torch.empty(batch, steps + 1, slots, device=device)
+        joints[:, begin] = 0 if message is None else message
+        totals = torch.ones(batch, steps + 1, device=device)
+        low = torch.zeros(2, batch, dtype=torch.int32, device=device)
+    else:
+        joints, totals, _, low = forward
+    backs = joints
+    if with_back:
+        backs = torch.ones(batch, steps + 1, slots, device=device)
+        if back is not None:
+            backs[torch.arange(batch, device=device), ends] = back
+    wide = triton.next_power_of_2(slots)
+    strip = min(wide, max(16, STRIP // wide))
+    _pass[(batch, 2 if both else 1)](
+        ends, begin, steps, slots, squares.shrink.shape[1], where.rows, where.here, where.before,
+        squares.probs, squares.turned, squares.shrink, log_init, emissions.probs, joints, totals,
+        backs, low[0], low[1], lowest(torch.float32),
+        FORWARD=forward is None, BACK=with_back, WIDE=wide, STRIP=strip, SIDE=side(slots),
+        EVEN=slots == wide, num_warps=WARPS.get(wide, 8),
+    )  # fmt: skip
+    return Passed(joints, totals, backs, low)
+
+
+COUNTED = 256
+"""Features for which a program sums counts."""
+
+WARPS = {16: 2, 32: 2, 64: 4}
+
+STRIP = 1 << 14
+"""Cells of a tile that a step takes in at a time."""
+
+
+def meet(
+    squares: Squares, emissions: Emissions, passed: Passed, where: Map, ends: Tensor, times: Tensor
+) -> Met:
+    """Posteriors so many times for each row, and pairs: counts of a step are joint_i p_ij pair_j.
+
+    Rows whose messages do not meet are marked in `low`.
+    """
+    batch, steps, slots = emissions.probs.shape
+    posteriors, pairs = torch.empty_like(emissions.probs), torch.empty_like(emissions.probs)
+    log_scales = torch.zeros_like(emissions.log_most)
+    _meet[(batch * steps,)](
+        ends, where.before, steps, slots, emissions.probs, emissions.log_most, squares.log_most,
+        passed.joints, passed.totals, passed.backs, times.contiguous(), posteriors, log_scales,
+        pairs, passed.low[0], lowest(torch.float32),
+        WIDE=triton.next_power_of_2(slots), num_warps=4 if slots > 128 else 1,
+    )  # fmt: skip
+    return Met(posteriors, log_scales, pairs)
+
+
+def factor_counts(
+    squares: Squares,
+    where: Map,
+    joints: Tensor,
+    pairs: Tensor,
+    left: Tensor,
+    right: Tensor,
+    by_row: tuple[Tensor, Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Expected transitions seen through the factors: sums of counts @ right and counts.T @ left.
+
+    `by_row` are the steps ordered by their row of the map, and where those of each row begin.
+    Where the first steps go on from before, transitions into them are counted for `right` only.
+    """
+    (rows, slots), width = where.rows.shape, left.shape[1]
+    number = where.here.numel()
+    wide = min(COUNTED, max(16, triton.next_power_of_2(width)))
+    length = max(4, triton.cdiv(number, 256))  # long lists of frequent rows are shared out
+    order, offsets = by_row
+    sizes = offsets[1:] - offsets[:-1]
+    firsts = torch.nn.functional.pad(((sizes + length - 1) // length).cumsum(0), (1, 0))
+    chunks = triton.cdiv(number, length) + rows  # at most so many
+    parts, edge = squares.shrink.shape[1], side(slots)
+    sums = torch.empty(chunks, parts * edge, width, device=left.device)
+    gradients = []
+    for is_left, factors, shape in ((True, right, left.shape), (False, left, right.shape)):
+        # Blocks of one size name every state, so there is nothing to clear.
+        make = torch.empty if where.rows.numel() == shape[0] else torch.zeros
+        gradient = make(shape, device=left.device)
+        _add_counts[(chunks, parts, triton.cdiv(width, wide))](
+            order, offsets, firsts, rows, length, int(is_left), where.here.shape[1], slots, width,
+            number, where.rows, where.here, where.before, joints, squares.probs, squares.shrink,
+            pairs, factors, sums, parts,
+            LEFT=is_left, ROWS=triton.next_power_of_2(rows), SIDE=edge, WIDE=wide,
+            EVEN=width % wide == 0, PRECISION=precision_of(left),
+            num_warps=8 if edge > 64 else 4, num_stages=1,
+        )  # fmt: skip
+        _join_chunks[(rows, triton.cdiv(slots, 4), triton.cdiv(width, wide))](
+            firsts, where.rows, sums, gradient, slots, width, parts,
+            SIDE=edge, SOME=4, WIDE=wide, num_warps=2,
+        )  # fmt: skip
+        gradients.append(gradient)
+    return gradients[0], gradients[1]
+
+
+def table_counts(
+    squares: Squares, where: Map, joints: Tensor, pairs: Tensor, num_states: int
+) -> Tensor:
+    """Expected transitions between the states of blocks, (Z, Z): no two pairs of rows share one."""
+    (rows, slots), (batch, steps) = where.rows.shape, where.here.shape
+    keys = torch.where(where.before < 0, NONE, where.before * rows + where.here).flatten()
+    ordered, order = keys.sort(stable=True)
+    table = torch.zeros(num_states, num_states, device=joints.device)
+    parts, edge = squares.shrink.shape[1], side(slots)
+    _add_table[(batch * steps, parts, parts)](
+        order, ordered, batch * steps, steps, slots, num_states, where.rows, where.here,
+        where.before, joints, squares.probs, squares.shrink, pairs, table, parts, SIDE=edge,
+        num_warps=8 if edge > 64 else 4,
+    )  # fmt: skip
+    return table

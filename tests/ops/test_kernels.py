@@ -1,0 +1,296 @@
+"""Triton kernels against float64: in the interpreter on a CPU, or as they are on a GPU.
+
+In float32 at odd sizes, on memory that is full of NaN before a kernel writes to it.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+
+from hmmlm.hmm import HMM
+from hmmlm.inference import counts
+from hmmlm.inference.kernels import count
+from hmmlm.ops.cells import Tiling, cell_products
+from hmmlm.ops.choice import kernel as choice
+from hmmlm.ops.dense_chain import kernel as dense_chain
+from hmmlm.ops.emission import dense_kernel
+from hmmlm.ops.emission import kernel as emission
+from hmmlm.ops.normaliser import log_normaliser
+from hmmlm.ops.residual import kernel as residual
+from hmmlm.ops.row_sums import kernel as row_sums
+from hmmlm.ops.tile_chain import kernel as tile_chain
+from hmmlm.params.features import emission_table
+from hmmlm.params.mlp import Residual
+from hmmlm.support import Support
+from hmmlm.transitions import Dense, Factored
+
+pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TYPES = [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch) -> None:
+    """Memory that is not cleared holds NaN, or a number that no index is."""
+    plain, plain_like = torch.empty, torch.empty_like
+
+    def spoil(tensor: Tensor) -> Tensor:
+        return tensor.fill_(torch.nan if tensor.is_floating_point() else -(1 << 30))
+
+    monkeypatch.setattr(torch, "empty", lambda *size, **how: spoil(plain(*size, **how)))
+    monkeypatch.setattr(torch, "empty_like", lambda t, **how: spoil(plain_like(t, **how)))
+
+
+@pytest.fixture(params=TYPES)
+def operand(request) -> torch.dtype:
+    if request.param == torch.bfloat16 and DEVICE == "cpu":
+        pytest.skip("the interpreter's bfloat16 products are wrong")
+    return request.param
+
+
+def noise(*size: int, seed: int = 0, scale: float = 0.5) -> Tensor:
+    """Numbers that bfloat16 holds, so that rounding is not what is measured."""
+    generator = torch.Generator().manual_seed(seed)
+    return (scale * torch.randn(*size, generator=generator)).bfloat16().float()
+
+
+def agree(ours: Tensor, truth: Tensor, operand: torch.dtype) -> None:
+    """The distance is small beside the whole."""
+    gap = float((ours.detach().cpu().double() - truth).norm())
+    assert gap <= TOLERANCE[operand] * float(truth.norm()) + 1e-12
+
+
+def leaves(*tensors: Tensor) -> list[Tensor]:
+    return [tensor.to(DEVICE).requires_grad_() for tensor in tensors]
+
+
+@pytest.mark.parametrize("size", [(1, 1, 1), (3, 17, 5), (63, 257, 16), (40, 2100, 33)])
+def test_normaliser(size: tuple[int, int, int], operand: torch.dtype) -> None:
+    rows, columns, width = size
+    left, right = noise(rows, width), noise(columns, width, seed=1)
+    weight = torch.rand(rows, generator=torch.Generator().manual_seed(2))
+    truth = [left.double().requires_grad_(), right.double().requires_grad_()]
+    norms = torch.logsumexp(truth[0] @ truth[1].T, 1)
+    expected = torch.autograd.grad(norms, truth, weight.double())
+    factors = leaves(left, right)
+    how = {"operand": operand, "implementation": "kernel"}
+    ours = log_normaliser(*factors, **how)
+    agree(ours, norms.detach(), torch.float32)
+    for one, other in zip(
+        torch.autograd.grad(ours, factors, weight.to(DEVICE)), expected, strict=True
+    ):
+        agree(one, other, operand)
+    with torch.no_grad():
+        agree(log_normaliser(*factors, **how), norms.detach(), torch.float32)
+
+
+@pytest.mark.parametrize("blocks", [[5, 17, 3], [16, 16], [130, 1, 63]])
+@pytest.mark.parametrize("width", [3, 32])
+def test_emissions_of_blocks(blocks: list[int], width: int, operand: torch.dtype) -> None:
+    words = 70
+    clusters = torch.arange(words) % len(blocks)
+    clusters[40:] = 0  # uneven in words too
+    support = Support.from_clusters(clusters, blocks)
+    tiling = Tiling(support.row_of_word)
+    given = noise(support.num_states, width), noise(words, width, seed=1), noise(words, seed=2)
+    padding = (support.rows < 0)[support.row_of_word]
+    grad = noise(words, support.width, seed=3).masked_fill(padding, 0.0)
+    truth = [part.double().requires_grad_() for part in given]
+    logits = cell_products(truth[0], truth[1], support.rows, tiling) + truth[2][:, None]
+    table = emission_table(logits, support).masked_fill(padding, 0.0)
+    expected = torch.autograd.grad(table, truth, grad.double())
+    parts = leaves(*given)
+    place = torch.device(DEVICE)
+    ours = emission.LogSoftmax.apply(*parts, support.rows.to(place), tiling.to(place), operand)
+    assert bool((torch.isneginf(ours).cpu() == padding).all())
+    agree(ours.masked_fill(padding.to(place), 0.0), table.detach(), torch.float32)
+    for one, other in zip(torch.autograd.grad(ours, parts, grad.to(place)), expected, strict=True):
+        agree(one, other, operand)
+
+
+@pytest.mark.parametrize("size", [(1, 1, 1), (37, 19, 5), (200, 33, 32)])
+def test_emissions_of_all_states(size: tuple[int, int, int], operand: torch.dtype) -> None:
+    words, states, width = size
+    given = noise(states, width), noise(words, width, seed=1), noise(words, seed=2)
+    grad = noise(words, states, seed=3)
+    truth = [part.double().requires_grad_() for part in given]
+    table = (truth[1] @ truth[0].T + truth[2][:, None]).log_softmax(0)
+    expected = torch.autograd.grad(table, truth, grad.double())
+    parts = leaves(*given)
+    ours = dense_kernel.LogSoftmax.apply(*parts, operand)
+    torch.testing.assert_close(ours.detach().cpu().double(), table.detach(), rtol=0, atol=1e-5)
+    for one, other in zip(torch.autograd.grad(ours, parts, grad.to(DEVICE)), expected, strict=True):
+        gap = float((one.cpu().double() - other).norm())
+        assert gap <= TOLERANCE[operand] * float(other.norm()) + 1e-6
+
+
+@pytest.mark.parametrize("size", [(1, 16), (37, 16), (50, 64)])
+def test_residual_network(size: tuple[int, int], operand: torch.dtype) -> None:
+    rows, width = size
+    network = Residual(width, generator=torch.Generator().manual_seed(0))
+    assert network.norm is not None
+    with torch.no_grad():
+        network.norm.weight.copy_(1 + noise(width, seed=4))
+        network.norm.bias.copy_(noise(width, seed=5))
+    inputs, grad = noise(rows, width, seed=1), noise(rows, width, seed=2)
+    given = [inputs, *(part.detach() for part in network.parameters())]
+    # The network in steps that bfloat16 rounds too, so that the same units are cut off by relu.
+    truth = [part.to(operand).double().requires_grad_() for part in given]
+    x, w1, b1, w2, b2, scale, shift = truth
+    first = torch.relu(x @ w1.T + b1)
+    second = torch.relu(first @ w2.T + b2) + first
+    answer = torch.nn.functional.layer_norm(second, (width,), scale, shift, network.norm.eps)
+    if operand == torch.float32:
+        torch.testing.assert_close(answer.float(), network(inputs), rtol=0, atol=1e-5)
+    expected = torch.autograd.grad(answer, truth, grad.double())
+    parts = leaves(*given)
+    ours = residual.Residual.apply(*parts, network.norm.eps, operand)
+    loose = {torch.float32: 1e-5, torch.bfloat16: 6e-2}[operand]  # rounding moves the cut-off
+    for one, other in zip(
+        [ours.detach(), *torch.autograd.grad(ours, parts, grad.to(DEVICE))],
+        [answer.detach(), *expected],
+        strict=True,
+    ):
+        assert float((one.cpu().double() - other).norm()) <= loose * float(other.norm()) + 1e-9
+
+
+def chain(
+    support: Support, kind: str, batch: int, steps: int, *, seed: int = 0, scale: float = 0.7
+) -> tuple[HMM, Tensor, Tensor, Tensor]:
+    """A random HMM in float64, and rows of tokens with fresh starts and ends of their own."""
+    states, words = support.num_states, support.vocab_size
+    if kind == "factored":
+        left, right = noise(states, 5, scale=scale), noise(states, 5, seed=1, scale=scale)
+        table = Factored.normalise(left.double(), right.double())
+    else:
+        table = Dense(noise(states, states, scale=scale).double().log_softmax(1))
+    emit = emission_table(noise(words, support.width, seed=2, scale=1.0).double(), support)
+    hmm = HMM(noise(states, seed=3).double().log_softmax(0), table, emit, support)
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(words, (batch, steps), generator=generator)
+    lengths = torch.randint(1, steps + 1, (batch,), generator=generator)
+    lengths[0] = steps
+    restart = torch.rand(batch, steps, generator=generator) < 0.2
+    restart[:, 0] = True
+    return hmm, tokens, lengths, restart
+
+
+SHAPES = {
+    "blocks": (Support.from_clusters([0, 1, 2, 1, 0, 2, 2], [5, 17, 3]), 3, 7),
+    "one step": (Support.from_clusters([0, 1, 1], [2, 1]), 2, 1),
+    "wide": (Support.from_clusters([0, 1, 1, 0], [130, 63]), 2, 5),
+    "wider": (Support.from_clusters([0, 1, 1, 0], [257, 300]), 2, 4),
+    "dense": (Support.dense(11, 17), 3, 6),
+    "dense, many rows": (Support.dense(7, 40), 18, 3),
+    "one state": (Support.dense(3, 1), 2, 3),
+}
+
+
+@pytest.mark.parametrize("kind", ["factored", "dense"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_counts(shape: str, kind: str, operand: torch.dtype) -> None:
+    support, batch, steps = SHAPES[shape]
+    hmm, tokens, lengths, restart = chain(support, kind, batch, steps)
+    times = torch.rand(batch, generator=torch.Generator().manual_seed(7)) + 0.5
+    there = hmm.to(DEVICE, torch.float32)
+    table = type(hmm.transitions)(*there.transitions.fields(), operand=operand)
+    there = HMM(there.log_init, table, there.log_emit, there.support)
+    given = (part.to(DEVICE) for part in (tokens, restart, lengths, times))
+    ours = count(there, *given)
+    assert not ours.low.any()
+    total: list[Tensor] | None = None
+    for row in range(batch):
+        truth = counts(
+            hmm,
+            tokens[row, None],
+            lengths=lengths[row, None],
+            restart=restart[row, None],
+            implementation="reference",
+        )
+        evidence = float(ours.log_scales[row].double().sum())
+        within = 1e-5 if operand == torch.float32 else 5e-3
+        assert evidence == pytest.approx(float(truth.log_evidence), abs=within)
+        fields = [field * float(times[row]) for field in truth.fields()]
+        total = fields if total is None else [a + b for a, b in zip(total, fields, strict=True)]
+    assert total is not None
+    for one, other in zip(ours.fields, total, strict=True):
+        agree(one, other, operand)
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_rows_that_lose_digits_are_marked_and_harm_no_other(dense: bool) -> None:
+    """A word 200 nats from the rest, where it meets the only state that explains what follows."""
+    support = Support.dense(3, 2) if dense else Support.from_clusters([0, 0, 1], [2, 1])
+    hmm, tokens, lengths, restart = chain(support, "dense", 2, 4)
+    hmm.log_emit[1, 0] = -200.0
+    tokens = torch.tensor([[0, 0, 0, 0], [0, 1, 0, 0]])
+    restart[:, 1:] = False
+    lengths[:] = 4
+    there = hmm.to(DEVICE, torch.float32)
+    times = torch.ones(2)
+    given = (part.to(DEVICE) for part in (tokens, restart, lengths, times))
+    ours = count(there, *given)
+    assert ours.low.tolist() == [False, True]
+    alone = (part[:1].to(DEVICE) for part in (tokens, restart, lengths, times))
+    torch.testing.assert_close(ours.log_scales[:1], count(there, *alone).log_scales)
+
+
+def test_a_row_without_steps_counts_nothing() -> None:
+    hmm, tokens, lengths, restart = chain(SHAPES["blocks"][0], "factored", 3, 7)
+    there = hmm.to(DEVICE, torch.float32)
+    lengths[1] = 0
+    given = [part.to(DEVICE) for part in (tokens, restart, lengths, torch.ones(3))]
+    ours = count(there, *given)
+    rest = [part[[0, 2]] for part in given]
+    assert ours.log_scales[1].abs().sum() == 0
+    for one, other in zip(ours.fields, count(there, *rest).fields, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_predictions_of_a_rounded_matrix_sum_to_one() -> None:
+    """Else a perplexity would be won by rounding."""
+    hmm, tokens, lengths, restart = chain(Support.dense(1, 17), "dense", 2, 5)
+    there = hmm.to(DEVICE, torch.float32)
+    matrix = dense_chain.Matrix.of(there.transitions.rows(0, 17), torch.float32)
+    off = matrix.probs * torch.linspace(0.98, 1.02, 17, device=DEVICE)[:, None]
+    matrix = dense_chain.Matrix(off, off.sum(1))
+    given = [part.to(DEVICE) for part in (tokens, restart, lengths)]
+    passed = dense_chain.run(matrix, there.log_init.exp(), there.log_emit, *given, exact_zeros=True)
+    times = torch.ones(2, device=DEVICE)
+    met = dense_chain.meet(passed, there.log_emit, *given, times)
+    # With one word its probability is one, whatever came before.
+    assert float(met.log_scales.abs().max()) < 1e-6
+
+
+def test_rows_summed_by_key() -> None:
+    keys = torch.tensor([3, 0, 3, 3, -1, 5, 1])
+    rows = noise(7, 19)
+    ours = row_sums.sum_rows(keys.to(DEVICE), rows.to(DEVICE), 4)
+    truth = torch.zeros(6, 19).index_add_(0, keys.clamp(min=-1) % 6, rows)[:4]
+    torch.testing.assert_close(ours.cpu(), truth)
+
+
+def test_the_best_of_each_row_in_their_order() -> None:
+    scores = torch.tensor([[0.1, 0.9, 0.5, 0.5], [0.3, 0.2, -1.0, -1.0]])
+    ids = torch.tensor([[10, 11, 12, 13], [20, 21, -1, -1]])
+    keep, firsts = torch.tensor([2, 1]), torch.tensor([0, 2])
+    given = (part.to(DEVICE) for part in (scores, ids, keep, firsts))
+    assert choice.choose(*given, 3).tolist() == [11, 12, 20]
+
+
+def test_tiles_keep_their_digits_at_any_scale() -> None:
+    """Squares are over their largest entry, so that a far block does not vanish."""
+    support = Support.from_clusters([0, 1], [130, 130])
+    where = tile_chain.Map(
+        support.rows.to(DEVICE),
+        torch.tensor([[0, 1]], device=DEVICE),
+        torch.tensor([[tile_chain.NONE, 0]], device=DEVICE),
+    )
+    log_trans = torch.full((260, 260), -120.0)
+    log_trans[:, 130:] -= torch.rand(260, 130, generator=torch.Generator().manual_seed(0))
+    squares = tile_chain.squares_of_table(log_trans.to(DEVICE), where)
+    shrink = squares.shrink[1].repeat_interleave(128, 0).repeat_interleave(128, 1)[:130, :130]
+    logs = (squares.probs[1] * shrink).log() + squares.log_most[1]
+    torch.testing.assert_close(logs.cpu(), log_trans[:130, 130:], rtol=0, atol=1e-4)
+    torch.testing.assert_close(squares.turned[1], squares.probs[1].T)

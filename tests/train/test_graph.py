@@ -1,0 +1,119 @@
+"""Steps that a CUDA graph replays: the same numbers as the ordinary step."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hmmlm.data.batches import Batch
+from hmmlm.params import lowrank, mlp, scalar
+from hmmlm.support import Support
+from hmmlm.train.distributed import Ranks
+from hmmlm.train.graph import GraphedSteps, pack, unpack, why_no_graph
+from hmmlm.train.loop import TrainSettings
+from hmmlm.train.loss import Dropout, HmmLoss
+from hmmlm.train.sgd import Sgd
+
+pytest.importorskip("triton")
+BLOCKS = Support.from_clusters([0, 1, 2, 1, 0, 2, 2, 1, 0, 0], [4, 8, 6])
+MODELS = {"mlp": mlp.Settings(width=16), "lowrank": lowrank.Settings(width=16)}
+MODELS["scalar"] = scalar.Settings()
+SETTINGS = TrainSettings(precision="bf16", clip=0.2)
+
+
+def make(kind: str, support: Support, rate: float) -> tuple[torch.nn.Module, HmmLoss]:
+    model = MODELS[kind].build(support, generator=torch.Generator().manual_seed(0))
+    return model, HmmLoss(model, support, dropout=Dropout(rate), seed=3)
+
+
+def make_batch(seed: int = 0) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(10, (3, 6), generator=generator)
+    restart = torch.rand(3, 6, generator=generator) < 0.2
+    restart[:, 0] = True
+    return Batch(tokens, torch.tensor([6, 2, 5]), restart, 13)
+
+
+@pytest.mark.parametrize("support", [BLOCKS, Support.dense(10, 7)])
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_it_is_the_ordinary_step(kind: str, support: Support, rate: float, monkeypatch) -> None:
+    monkeypatch.setattr("hmmlm.train.graph.WARM", 99)  # no graph without a GPU
+    settings = replace(SETTINGS, precision="float32")  # of bf16 the interpreter knows nothing
+    model, loss = make(kind, support, rate)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.01), fused=True)
+    steps = GraphedSteps(model, loss, optimiser, settings)
+    other, other_loss = make(kind, support, rate)
+    sgd = Sgd(other, other_loss, replace(settings, weight_decay=0.01))
+    for seed in range(3):
+        made = steps.step(make_batch(seed), 0.01, 0.0)
+        plain = sgd.step(iter([make_batch(seed)]), 0.01, 0.0)
+        assert made is not None and made.tokens == plain.tokens
+        assert made.loss == pytest.approx(plain.loss, rel=1e-5)
+        assert made.size == pytest.approx(plain.size, rel=1e-3)
+    if kind != "mlp":  # whose start bias has no gradient, so its sign is noise to AdamW
+        for one, two in zip(model.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(one, two, rtol=0, atol=2e-4)
+
+
+def test_a_step_that_loses_digits_is_not_taken() -> None:
+    model, loss = make("scalar", Support.dense(10, 7), 0.0)
+    batch = make_batch()
+    with torch.no_grad():
+        model.emit_logits[batch.tokens[0, 1], :3] = -300.0
+    before = [part.clone() for part in model.parameters()]
+    optimiser = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.01), fused=True)
+    steps = GraphedSteps(model, loss, optimiser, replace(SETTINGS, precision="float32"))
+    assert steps.step(batch, 0.01, 0.0) is None
+    for part, old in zip(model.parameters(), before, strict=True):
+        torch.testing.assert_close(part, old, rtol=0, atol=0)
+
+
+def test_batches_travel_whole() -> None:
+    batch = make_batch()
+    tokens, restart, ends = unpack(pack(batch))
+    assert torch.equal(tokens, batch.tokens) and torch.equal(restart, batch.restart)
+    assert torch.equal(ends, batch.lengths)
+
+
+def test_why_there_is_no_graph(monkeypatch) -> None:
+    model, loss = make("lowrank", BLOCKS, 0.5)
+    assert "this is cpu" in str(why_no_graph(loss, model, SETTINGS, 1))
+    assert "not that of an HMM" in str(why_no_graph(len, model, SETTINGS, 1))
+    monkeypatch.setattr(torch.Tensor, "device", torch.device("cuda", 0))
+    monkeypatch.setattr("hmmlm.train.graph.why_not", lambda device: None)
+    assert why_no_graph(loss, model, SETTINGS, 1) is None
+    assert "ranks" in str(why_no_graph(loss, model, SETTINGS, 2))
+    assert "several batches" in str(why_no_graph(loss, model, replace(SETTINGS, accumulate=2), 1))
+    for name, value, said in (
+        ("carry", True, "belief"),
+        ("support", Support.uniform(5, 4, 2, torch.Generator()), "share"),
+        ("implementation", "reference", "reference was asked for"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(loss, name, value)
+            assert said in str(why_no_graph(loss, model, SETTINGS, 1))
+    single = replace(SETTINGS, precision="float32")
+    assert "precision is float32" in str(why_no_graph(loss, model, single, 1))
+    assert "does not take the support" in str(
+        why_no_graph(loss, torch.nn.Linear(1, 1), SETTINGS, 1)
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("support", [BLOCKS, Support.dense(10, 7)])
+def test_graph_and_no_graph(kind: str, support: Support) -> None:
+    losses = []
+    for graph in (True, False):
+        model, _ = make(kind, support, 0.0)
+        loss = HmmLoss(model.cuda(), support, dropout=Dropout(0.5, last=0.25), seed=3)
+        sgd = Sgd(model, loss, SETTINGS, Ranks())
+        assert sgd.why_no_graph is None and sgd.graphed is not None
+        if not graph:
+            sgd.graphed.graphs = dict.fromkeys(range(8))  # as many as there may be  # pyright: ignore
+        steps = [sgd.step(iter([make_batch(n % 4)]), 0.01, n / 20) for n in range(20)]
+        losses.append([step.loss for step in steps])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[0][-1] < losses[0][0]
