@@ -345,7 +345,7 @@ def test_a_run_that_diverged_stays_failed(place, call):
     assert (one["state"], two["state"]) == ("failed", "failed")
     assert two["error"].startswith("Training stopped at step") and one["error"] == two["error"]
     config = json.loads(Path(two["folder"], "config.json").read_text())
-    assert config["stopped"] in two["error"]
+    assert two["error"] == f"{config['stopped']} The model was written to {two['folder']}."
 
 
 def test_an_empty_folder_is_in_nobodys_way(place, call):

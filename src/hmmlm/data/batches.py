@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from hmmlm.data.shards import TokenArray
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, counted
 
 _SECTION = 1 << 20
 _CHUNK = 1 << 22
@@ -84,8 +84,8 @@ class _Batches:
         if epoch < 0 or not 0 <= batch <= self.num_batches:
             raise InputError(
                 f"The position is batch {batch:,} of epoch {epoch:,} but an epoch has "
-                f"{self.num_batches:,} batches here; resume with the same text, batch size and "
-                "length."
+                f"{counted(self.num_batches, 'batch', 'batches')} here; resume with the same text, "
+                "batch size and length."
             )
         self._epoch, self._next = epoch, batch
 

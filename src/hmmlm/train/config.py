@@ -14,7 +14,7 @@ from typing import Any
 
 from hmmlm.data.batches import Packed, Streams, Windows
 from hmmlm.data.shards import TokenArray
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, counted
 from hmmlm.hmm import HMM
 from hmmlm.params import lowrank, mlp, scalar, transformer
 from hmmlm.train.checkpoint import Saving
@@ -46,6 +46,9 @@ STEPWISE = {"learning_rate": 0.7, "schedule": "power"}
 """What some batches a step change in that of EM: at rate 1 a step would forget all others."""
 
 LAYOUTS = ("packed", "streams", "windows")
+
+FILES = ("data.corpus", "data.text", "data.labels", "model.clusters", "train.start")
+"""The settings that are paths, from the current folder if they are not absolute."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +114,8 @@ class ModelSettings:
         if self.blocks and self.states and self.states % self.blocks:
             fits = max(1, round(self.states / self.blocks)) * self.blocks
             raise InputError(
-                f"{self.states:,} states cannot be shared equally among {self.blocks:,} blocks; "
-                f"use {fits:,} states, say."
+                f"{counted(self.states, 'state')} cannot be shared equally among {self.blocks:,} "
+                f"blocks; use {counted(fits, 'state')}, say."
             )
 
 
