@@ -105,7 +105,7 @@ def train(
     batch_size: Annotated[int | None, number("--batch-size", "Rows of a batch.")] = None,
     length: Annotated[int | None, number("--length", "Tokens in a row.")] = None,
     seed: Annotated[
-        int | None, number("--seed", "Seed of the start, the dropout and the order of lines.", 0)
+        int | None, number("--seed", "Seed of the start, the dropout and the order of the text.", 0)
     ] = None,
     device: Device = "auto",
     json: Json = False,

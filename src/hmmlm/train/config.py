@@ -58,7 +58,8 @@ class DataSettings:
     The text is a `corpus` folder or a file of plain `text`.
 
     `layout`: "packed" whole sentences, "streams" that go on from batch to batch with the belief
-    carried over, or "windows", each a cold start. With `reset` the chain starts afresh after every
+    carried over, or "windows", each a cold start. Streams stay in the order of the text, the rows
+    of others are drawn anew each epoch. With `reset` the chain starts afresh after every
     `<eos>`. `labels` is a file with what is known of the words' states: `data.labels.read_labels`.
     """
 
@@ -386,10 +387,10 @@ def make_batches(
     """The batches of a configuration, or this rank's rows of them."""
     size, length = config.data.batch_size, config.data.length
     share: dict[str, Any] = {"labels": labels, "rank": ranks.rank, "ranks": ranks.ranks}
-    if config.data.layout == "packed":
-        return Packed(tokens, size, length, seed=config.seed, **share)
-    layout = Streams if config.data.layout == "streams" else Windows
-    return layout(tokens, size, length, **share)
+    if config.data.layout == "streams":
+        return Streams(tokens, size, length, **share)
+    layout = Packed if config.data.layout == "packed" else Windows
+    return layout(tokens, size, length, seed=config.seed, **share)
 
 
 def _take(cls: Any, table: Mapping[str, Any], where: str, known: list[Any]) -> Any:
