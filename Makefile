@@ -11,7 +11,7 @@ demo: .venv/installed
 test: .venv/dev
 	$(BIN)/python -m pytest
 
-# Slower checks: the built wheel in an empty environment, examples, documentation.
+# Slower checks: the built wheel in an empty environment, large texts, sweeps, kills, benchmarks.
 test-more: .venv/dev
 	$(BIN)/python -m pytest tests/more
 

@@ -4,6 +4,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,6 +69,28 @@ def torchrun(*arguments: object, cwd: Path) -> Answer:
         timeout=120,
     )
     return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def start_sweep(code: str) -> subprocess.Popen[str]:
+    """A process with `many.toml` to sweep."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code, "sweep", "many.toml"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": SOURCE},
+    )
+
+
+def one_child(process: int) -> int:
+    """The number of the one process that another has started, or will soon."""
+    ends = time.monotonic() + 60
+    found: list[str] = []
+    while not found and time.monotonic() < ends:
+        time.sleep(0.02)
+        found = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    (child,) = found
+    return int(child)
 
 
 def lines_of_ours(answer: Answer) -> list[str]:

@@ -1,35 +1,26 @@
 """How much memory `score` takes above its model, in a process of its own."""
 
-import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from commands import SOURCE
 from hmmlm import HMM, Model
 from hmmlm.data.tokenizer import Tokenizer
+from memory import run_measured
 
 STATES, WORDS = 512, 2000
 
 # Memory is counted from after the model was loaded and asked once: that loads the libraries too.
 SCRIPT = """
-import json, sys, time
+import time
 from hmmlm.cli import main
 from hmmlm.model import Model
 
-def status(key):
-    for line in open("/proc/self/status"):
-        if line.startswith(key):
-            return int(line.split()[1]) * 1024
-
 Model.load("model").score(["w1 w2"])
 before = status("VmRSS")
-open("/proc/self/clear_refs", "w").write("5")  # the peak starts anew
+restart_peak()
 began = time.perf_counter()
 sys.argv = ["hmmlm", "score", "model", *sys.argv[1:]]
 try:
@@ -66,14 +57,5 @@ def make_load(folder: Path, tokens: int) -> None:
 def score_load(folder: Path, text: str, *options: str) -> Load:
     """`hmmlm score` on such a text."""
     with (folder / "out").open("w") as out:
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT, text, *options],
-            cwd=folder,
-            stdout=out,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=True,
-            env={**os.environ, "PYTHONPATH": SOURCE},
-        )
-    numbers = json.loads(done.stderr.splitlines()[-1])
-    return Load(numbers["bytes"], numbers["seconds"], (folder / "out").read_text())
+        numbers = run_measured(SCRIPT, folder, text, *options, stdout=out)
+    return Load(int(numbers["bytes"]), numbers["seconds"], (folder / "out").read_text())

@@ -4,8 +4,6 @@ The test in tests/more makes a tenth of it. All: python tests/out_of_core.py 200
 """
 
 import json
-import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,19 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-SOURCE = str(Path(__file__).parents[1] / "src")
+from memory import run_measured
+
 WORDS, STEPS = 50_000, 100
 
-MEMORY = """
-import json, resource, sys
-
-def status(key):
-    for line in open("/proc/self/status"):
-        if line.startswith(key):
-            return int(line.split()[1]) * 1024
-"""
-
 PREPARE = """
+import resource
 from hmmlm.cli import main
 
 if __name__ == "__main__":
@@ -63,7 +54,7 @@ def steps(tokens, number):
 
 steps(TokenArray.from_ids([2, 3, words.eos_id] * 1000, eos_id=words.eos_id), 2)
 before = status("VmRSS")
-open("/proc/self/clear_refs", "w").write("5")  # the peak starts anew
+restart_peak()
 tokens = Corpus.open("corpus").split("train")
 Unigram(tokens, words.vocab_size)
 done = steps(tokens, int(sys.argv[1]))
@@ -91,17 +82,9 @@ def make_text(path: Path, size: int) -> None:
 
 
 def run(script: str, folder: Path, *arguments: str) -> Result:
-    """The script in a process of its own; its last line on stderr is numbers."""
     began = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-c", MEMORY + script, *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": SOURCE},
-    )
-    assert done.returncode == 0, done.stderr
-    return Result(time.perf_counter() - began, json.loads(done.stderr.splitlines()[-1]))
+    numbers = run_measured(script, folder, *arguments)
+    return Result(time.perf_counter() - began, numbers)
 
 
 def prepare_and_train(folder: Path, size: int) -> tuple[Result, Result]:

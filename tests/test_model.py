@@ -307,3 +307,35 @@ def test_lengths_of_zero_are_refused(lengths):
         HmmLM(make_hmm()).score_tokens(
             torch.tensor([[2, 3], [2, 3]]), lengths=torch.tensor(lengths)
         )
+
+
+def labelled(tags: object, size: object) -> Model:
+    model = make_model("blocks")  # of 4 states
+    return Model(model.hmm, model.tokenizer, {"labels": {"tags": tags, "states_per_tag": size}})
+
+
+@pytest.mark.parametrize("posterior", [False, True])
+def test_states_are_named_by_the_labels_that_own_them(tmp_path, posterior):
+    labelled(["N", "V"], 2).save(tmp_path / "m")
+    model = Model.load(tmp_path / "m")
+    assert model.tag_names == ["N", "N", "V", "V"]
+    for line in model.tag_lines(LINES, posterior=posterior):
+        assert line.tags == ["NNVV"[state] for state in line.states]
+    assert all(line.tags is None for line in make_model("blocks").viterbi(LINES))
+
+
+def test_an_impossible_token_has_no_label():
+    model = make_model("blocks")
+    model.hmm.log_emit[WORDS.index("b")] = -torch.inf
+    (line,) = Model(model.hmm, model.tokenizer, labelled(["N", "V"], 2).config).tag("b")
+    assert (line.states[0], line.tags and line.tags[0]) == (-1, "_")
+
+
+@pytest.mark.parametrize(
+    ("tags", "size"), [(["N"], 2), (["N", "V"], 1 << 60), (["N", 3], 2), ("NV", 2), (None, None)]
+)
+def test_labels_that_do_not_fit_are_refused(tmp_path, tags, size):
+    labelled(tags, size).save(tmp_path / "m")
+    wanted = r"config\.json has labels that cannot be shared equally by 4 states; copy the folder"
+    with pytest.raises(InputError, match=wanted):
+        Model.load(tmp_path / "m")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hmmlm import __version__, inference
+from hmmlm.data.labels import GAP
 from hmmlm.data.shards import TokenArray
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.errors import InputError
@@ -40,10 +41,15 @@ class ScoredLine(NamedTuple):
 
 
 class TaggedLine(NamedTuple):
-    """The tokens of a line, `<eos>` last, and a state for each."""
+    """The tokens of a line, `<eos>` last, and a state for each.
+
+    `tags` are the labels that own the states, `_` where a state is -1; None where the model was
+    not trained with labels.
+    """
 
     tokens: list[str]
     states: list[int]
+    tags: list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -121,7 +127,23 @@ class Model:
                 f"but {CONFIG} says {config.get('num_states')} and {config.get('vocab_size')}; "
                 f"copy the folder again as a whole."
             )
-        return Model(hmm.to(device), tokenizer, config)
+        model = Model(hmm.to(device), tokenizer, config)
+        if model.tag_names is None and "labels" in config:
+            raise InputError(
+                f"{folder / CONFIG} has labels that cannot be shared equally by {hmm.num_states:,} "
+                f"states; copy the folder again as a whole."
+            )
+        return model
+
+    @property
+    def tag_names(self) -> list[str] | None:
+        """The label that owns each state, of a model that was trained with labels."""
+        match self.config.get("labels"):
+            case {"tags": [*tags], "states_per_tag": int(size)}:
+                fits = len(tags) * size == self.hmm.num_states
+                if fits and all(isinstance(tag, str) for tag in tags):
+                    return [tag for tag in tags for _ in range(size)]
+        return None
 
     def encode(self, lines: str | Iterable[str]) -> Iterator[np.ndarray]:
         """The ids of each line, `<eos>` last. A text is cut at its newlines, as a file would be."""
@@ -187,7 +209,7 @@ class Model:
         self, lines: str | Iterable[str], *, posterior: bool = False
     ) -> Iterator[TaggedLine]:
         """As `viterbi`, or with `posterior` as `tag`, one by one. Memory: a group of lines."""
-        best = _best_states if posterior else _best_paths
+        best, names = _best_states if posterior else _best_paths, self.tag_names
         for group in _groups(self.encode(lines)):
             tokens, lengths = _pad(group)
             found = best(
@@ -199,7 +221,9 @@ class Model:
             rows = found.tolist()
             for ids, row in zip(group, rows, strict=True):
                 words = [self.tokenizer.token(int(i)) for i in ids]
-                yield TaggedLine(words, row[: len(ids)])
+                states = row[: len(ids)]
+                tags = names and [GAP if state < 0 else names[state] for state in states]
+                yield TaggedLine(words, states, tags)
 
     def sample(
         self, count: int = 1, *, prompt: str = "", length: int = 100, seed: int | None = None

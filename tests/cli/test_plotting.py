@@ -15,6 +15,11 @@ GOOD = (
 )
 
 
+def test_one_is_not_many(place, call):
+    Path("model/metrics.jsonl").write_text(GOOD.replace('"tokens": 8', '"tokens": 1'))
+    assert call("plot", "model").out.startswith("model: 1 step, 1 token, best on validation")
+
+
 def test_a_picture_of_a_run(place, call):
     before = tree(place / "model")
     answer = call("plot", "model", "--json")

@@ -99,6 +99,61 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_model(again, call):
     assert configs[0] == configs[1]
 
 
+def stop_after_a_step(call, monkeypatch, *arguments: str) -> None:
+    follow = fitting._follow
+
+    def asked(training, run, interrupts, ranks):
+        interrupts.asked = signal.SIGTERM
+        return follow(training, run, interrupts, ranks)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fitting, "_follow", asked)
+        answer = call(*arguments)
+    assert answer.status == 128 + signal.SIGTERM, answer.err
+
+
+@pytest.mark.parametrize("given", ["clusters", "start"])
+def test_a_training_goes_on_from_another_folder(again, call, monkeypatch, given):
+    """Also with files other than its text, that were named from the folder it began in."""
+    how = [*OPTIONS[2:], "--epochs=2"]
+    if given == "clusters":
+        assert call("cluster", "--text=corpus", "--clusters=3", "--out=paths").status == 0
+        how += ["--states=9", "--clusters=paths", "--like-hmm-lm"]
+        how.remove("--blocks=4")
+    else:
+        how = [option for option in how if "block" not in option and "width" not in option]
+        first = ["--kind=scalar", "--states=8", "--blocks=4", "--epochs=1", "--out=paths"]
+        assert call("train", "corpus", *first).status == 0
+        how += ["--kind=scalar", "--set=train.start=paths", "--dropout=0"]
+    assert call("train", "corpus", *how, "--out=whole").status == 0
+    stop_after_a_step(call, monkeypatch, "train", "corpus", *how, "--out=other")
+    (again / "elsewhere").mkdir()
+    monkeypatch.chdir(again / "elsewhere")
+    (again / "paths").rename(again / "moved")
+    lost = call("train", "--resume=../other")
+    assert lost.status == 2
+    option = "--clusters NEW-PLACE" if given == "clusters" else "--set train.start=NEW-PLACE"
+    assert lost.err == (
+        f"hmmlm: {again}/paths, which the run in ../other began with, is not there; if it has "
+        f"moved, go on with hmmlm train --resume ../other {option}.\n"
+    )
+    (again / "moved").rename(again / "paths")
+    answer = call("train", "--resume=../other")
+    assert answer.status == 0, answer.err
+    files = [again / name / "model.safetensors" for name in ("other", "whole")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_run_does_not_go_on_with_another_start(again, call, monkeypatch):
+    first = ["train", "corpus", "--kind=scalar", "--states=8", "--blocks=4", "--epochs=1"]
+    for seed in (1, 2):
+        assert call(*first, f"--seed={seed}", f"--out=start-{seed}").status == 0
+    how = ["--kind=scalar", "--dropout=0", "--epochs=1", "--set=train.start=start-1"]
+    stop_after_a_step(call, monkeypatch, "train", "corpus", *how, "--out=other")
+    answer = call("train", "--resume=other", "--set=train.start=start-2")
+    assert answer.status == 2 and "The run in other is another one: start was " in answer.err
+
+
 def test_ctrl_c_saves_and_leaves(again):
     process = start(again, "corpus", "--out=other", *OPTIONS)
     wait_for(again / "other/metrics.jsonl")
@@ -116,7 +171,10 @@ def test_the_corpus_may_have_moved(stopped, again, call):
     (again / "run/run.json").write_text(described.replace(str(stopped), "/nowhere"))
     shutil.rmtree("run/checkpoints")  # one that never came to a checkpoint starts again
     answer = call("train", "--resume", "run")
-    assert answer.status == 2 and "corpus is not a prepared corpus" in answer.err
+    assert answer.status == 2 and answer.err == (
+        "hmmlm: /nowhere/corpus, which the run in run began with, is not there; if it has moved, "
+        "go on with hmmlm train --resume run NEW-PLACE.\n"
+    )
     assert call("train", "moved", "--resume", "run").status == 0
 
 

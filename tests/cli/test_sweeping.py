@@ -1,5 +1,6 @@
 """`hmmlm sweep`: several trainings from one file."""
 
+import io
 import json
 import os
 import re
@@ -8,13 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 
-from commands import SOURCE, Answer, run_command, tree
+from commands import SOURCE, Answer, one_child, start_sweep, tree
 from hmmlm import Model
-from hmmlm.cli import sweeping
+from hmmlm.cli import main, sweeping
 from hmmlm.train.config import make_config, override
 
 BASE = """
@@ -67,11 +69,32 @@ def started(monkeypatch) -> list[sweeping.Run]:
     return found
 
 
+@pytest.fixture
+def trained_here(monkeypatch) -> None:
+    """Trainings are real but in this process, which has all that they would import."""
+
+    def start(run, said, at_once, device):
+        changes = (f"--set={change}" for change in run.changes)
+        command = ["hmmlm", "train", "--out", str(run.folder), "--device", device, *changes]
+        with (
+            monkeypatch.context() as patch,
+            said.open("w") as errors,
+            redirect_stdout(io.StringIO()),
+            redirect_stderr(errors),
+            pytest.raises(SystemExit) as end,
+        ):
+            patch.setattr(sys, "argv", command)
+            main()
+        return subprocess.Popen(["sh", "-c", f"exit {end.value.code or 0}"])
+
+    monkeypatch.setattr(sweeping, "_start", start)
+
+
 def names(runs: list[sweeping.Run]) -> list[str]:
     return [run.folder.name for run in runs]
 
 
-def test_a_sweep_trains_skips_and_goes_on_after_a_failure(place, call):
+def test_a_sweep_trains_skips_and_goes_on_after_a_failure(place, call, trained_here):
     lines = Path("text.txt").read_text().splitlines()
     Path("few.txt").write_text("".join(f"{line}\n" for line in lines[:10]))
     sweep_file(
@@ -82,7 +105,7 @@ def test_a_sweep_trains_skips_and_goes_on_after_a_failure(place, call):
         list = [{ data.corpus = "no/corpus" }, { data.corpus = "", data.text = "few.txt" }]
         """
     )
-    answer = run_command("sweep", "many.toml", "--at-once=2", "--json", cwd=place)
+    answer = call("sweep", "many.toml", "--at-once=2", "--json")
     assert answer.status == 1 and answer.err == "", answer
     result = last_json(answer)
     assert result["folder"] == "found"
@@ -345,18 +368,20 @@ def test_a_run_that_diverged_stays_failed(place, call):
     assert (one["state"], two["state"]) == ("failed", "failed")
     assert two["error"].startswith("Training stopped at step") and one["error"] == two["error"]
     config = json.loads(Path(two["folder"], "config.json").read_text())
-    assert config["stopped"] in two["error"]
+    assert two["error"] == f"{config['stopped']} The model was written to {two['folder']}."
 
 
-def test_an_empty_folder_is_in_nobodys_way(place, call):
-    sweep_file("[sweep.grid]\ntrain.seed = [1, 2]\n")
-    Path("runs/many/train.seed=1").mkdir(parents=True)
-    Path("runs/many/train.seed=2").mkdir(parents=True)
-    Path("runs/many/train.seed=2/mine").touch()
-    answer = call("sweep", "many.toml", "--json")
-    one, two = last_json(answer)["runs"]
-    assert one["state"] == "trained" and two["state"] == "failed"
-    assert two["error"].startswith("runs/many/train.seed=2 already exists and is never overwritten")
+def test_an_empty_folder_is_in_nobodys_way(place, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **options: command[3:6])
+    mine = Path("runs/many/full/mine")
+    mine.parent.mkdir(parents=True)
+    mine.touch()
+    Path("runs/many/empty").mkdir()
+    for name in ("empty", "full"):
+        run = sweeping.Run(Path("runs/many", name), {}, [])
+        command = sweeping._start(run, Path("said"), 1, "cpu")
+        assert command == ["train", "--out", f"runs/many/{name}"]
+    assert not Path("runs/many/empty").exists() and mine.exists()
 
 
 def test_a_folder_that_does_not_say_its_settings_is_refused(place, refused):
@@ -369,49 +394,19 @@ def test_a_folder_that_does_not_say_its_settings_is_refused(place, refused):
     )
 
 
-def children(process: int) -> list[int]:
-    try:
-        found = Path(f"/proc/{process}/task/{process}/children").read_text()
-    except OSError:
-        return []
-    return [int(child) for child in found.split()]
-
-
 in_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 
 
 @in_proc
-def test_ctrl_c_stops_trainings_and_running_again_goes_on(place, call):
-    sweep_file("[sweep.grid]\ntrain.epochs = [1, 3000]\n")
-    sweep = start_sweep("from hmmlm.cli import main; main()")
-    assert sweep.stdout is not None
-    for expected in ("2 runs in runs/many", "1 of 2  train.epochs=1 "):
-        assert sweep.stdout.readline().startswith(expected)
-    training = one_child(sweep.pid)
-    time.sleep(2)  # it is on its way
-    asked = time.monotonic()
-    sweep.send_signal(signal.SIGINT)
-    _, err = sweep.communicate(timeout=60)
-    assert time.monotonic() - asked < sweeping.SECONDS_TO_STOP  # by itself
-    assert (sweep.returncode, err) == (130, "hmmlm: stopped.\n")
-    assert not Path(f"/proc/{training}").exists()
-    assert [path.name for path in Path("runs/many").iterdir()] == ["train.epochs=1"]
-
-    sweep_file("[sweep.grid]\ntrain.epochs = [1, 2]\n")
-    answer = call("sweep", "many.toml", "--json")
-    assert answer.status == 0, answer
-    states = {run["name"]: run["state"] for run in last_json(answer)["runs"]}
-    assert states == {"train.epochs=1": "kept", "train.epochs=2": "trained"}
-
-
-@in_proc
-@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("deaf", [False, True])
+@pytest.mark.parametrize(
+    ("stop", "deaf"), [(signal.SIGINT, False), (signal.SIGTERM, True), (signal.SIGHUP, False)]
+)
 def test_no_training_goes_on_without_its_sweep(place, stop, deaf):
     trap = "trap '' INT; " if deaf else ""
     sweep_file("[sweep.grid]\ntrain.seed = [1]\n")
     sweep = start_sweep(f"""
 import subprocess
+import sys
 from hmmlm.cli import main, sweeping
 sweeping.SECONDS_TO_STOP = 0.5
 sweeping._start = lambda *_: subprocess.Popen(
@@ -425,23 +420,3 @@ main()
     _, err = sweep.communicate(timeout=60)
     assert (sweep.returncode, err) == (130, "hmmlm: stopped.\n")
     assert not Path(f"/proc/{training}").exists()
-
-
-def start_sweep(code: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", code, "sweep", "many.toml"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": SOURCE},
-    )
-
-
-def one_child(process: int) -> int:
-    ends = time.monotonic() + 60
-    found: list[str] = []
-    while not found and time.monotonic() < ends:
-        time.sleep(0.02)
-        found = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    (child,) = found
-    return int(child)

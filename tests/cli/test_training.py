@@ -79,7 +79,27 @@ def test_a_loss_that_is_not_finite_keeps_the_best_weights(place, call, monkeypat
     assert answer.status == 2
     assert "Training stopped at step 8 with learning rate" in answer.err
     assert "try a lower learning rate. The model was written to new." in answer.err
-    Model.load("new")
+    stopped = Model.load("new").config["stopped"]
+    assert stopped.startswith("Training stopped at step 8") and stopped.endswith("learning rate.")
+
+
+def test_paths_of_a_file_are_those_of_the_current_folder(place, call, refused, monkeypatch):
+    Path("runs.d").mkdir()
+    Path("runs.d/one.toml").write_text('[data]\ncorpus = "corpus"\n[model]\nstates = 4\n')
+    answer = call("train", "runs.d/one.toml", "--blocks=0", *FEW, "--out=new")
+    assert answer.status == 0, answer.err
+    Path("corpus").rename("runs.d/corpus")
+    said = (
+        "data.corpus is 'corpus', which is not in the current folder but beside runs.d/{}; paths "
+        "are taken from the current folder, so start in runs.d, or write 'runs.d/corpus'."
+    )
+    assert refused("train", "runs.d/one.toml") == said.format("one.toml")
+    Path("runs.d/many.toml").write_text(
+        '[data]\ncorpus = "corpus"\n[sweep.grid]\ntrain.seed = [1]\n'
+    )
+    assert refused("sweep", "runs.d/many.toml") == said.format("many.toml")
+    over = call("train", "runs.d/corpus", "--resume=x", "--states=4", *FEW)
+    assert over.status == 2 and "x has no run.json" in over.err
 
 
 @pytest.mark.parametrize(
@@ -144,6 +164,12 @@ def test_labels_on_the_command_line(place, call):
     assert kept == {"tags": ["A", "D", "N", "P", "V"], "states_per_tag": 2}
     tagged = Model.load("new").viterbi("the red dog sees a bird .")[0]
     assert [state // 2 for state in tagged.states[:-1]] == [1, 0, 2, 4, 1, 2, 3]
+    assert tagged.tags is not None and tagged.tags[:-1] == ["D", "A", "N", "V", "D", "N", "P"]
+    Path("one.txt").write_text("the red dog sees a bird .\n")
+    said = call("tag", "new", "one.txt").out
+    assert said.startswith("the/D red/A dog/N sees/V a/D bird/N ./P <eos>/")
+    found = last_json(call("tag", "new", "one.txt", "--json").out)
+    assert found == {"tokens": 8, "states": [tagged.states], "tags": [tagged.tags]}
     # Of plain text, every twentieth line is held out, and its labels with it.
     held = call("train", "--text=text.txt", "--states=10", *options, "--out=plain")
     assert held.status == 0, held.err

@@ -54,7 +54,7 @@ def test_like_hmm_lm():
 
 def test_a_word_of_the_text_without_a_cluster_is_refused():
     clusters = np.array([0, -1, 0, -1], np.int32)
-    with pytest.raises(InputError, match="1 tokens of the training text have no cluster, the fir"):
+    with pytest.raises(InputError, match="1 token of the training text has no cluster, the fir"):
         assign_blocks(clusters, np.ones(4, int), eos_id=EOS, unk_id=UNK)
     with pytest.raises(InputError, match="there are no clusters"):
         assign_blocks(np.full(4, -1, np.int32), np.ones(4, int), eos_id=EOS, unk_id=UNK)

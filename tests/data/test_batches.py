@@ -156,11 +156,18 @@ def test_streams_drop_rows_that_are_over():
 
 @given(**sizes)
 def test_windows_start_cold_every_length_tokens(n, b, t):
-    found = [row for batch in Windows(array(n), b, t) for row in rows(batch)]
+    windows = Windows(array(n), b, t, seed=2)
     text = array(n)[:].tolist()
-    assert found == [text[i : i + t] for i in range(0, n, t)]
-    for batch in Windows(array(n), b, t):
-        assert batch.restart[:, 0].all() and not batch.restart[:, 1:].any()
+    expected = [text[i : i + t] for i in range(0, n, t)]
+    for _ in range(2):
+        made = list(windows)
+        assert sorted(row for batch in made for row in rows(batch)) == sorted(expected)
+        assert all(len(batch.lengths) == b for batch in made[:-1])
+        for batch in made:
+            assert batch.restart[:, 0].all() and not batch.restart[:, 1:].any()
+    still = Windows(array(n), b, t, shuffle=False)
+    for _ in range(2):
+        assert [row for batch in still for row in rows(batch)] == expected
 
 
 def sentences(ids, length):
@@ -186,18 +193,39 @@ def test_packed_rows_hold_whole_sentences(words, batch_size, length):
     assert packed.fill == pytest.approx(len(ids) / (packed.num_rows * width))
 
 
-def test_packed_is_drawn_anew_each_epoch_and_from_its_seed():
-    def text(batches):
-        return [row for batch in batches for row in rows(batch)]
+def text(batches):
+    return [row for batch in batches for row in rows(batch)]
 
+
+@pytest.mark.parametrize("kind", [Packed, Windows])
+def test_epochs_are_drawn_anew_each_and_from_their_seed(kind):
     tokens = array(700)
-    packed = Packed(tokens, 4, 20, seed=1)
-    first, second = text(packed), text(packed)
+    batches = kind(tokens, 4, 20, seed=1)
+    first, second = text(batches), text(batches)
     assert first != second
-    assert text(Packed(tokens, 4, 20, seed=1)) == first
-    assert text(Packed(tokens, 4, 20, seed=2)) != first
-    still = Packed(tokens, 4, 20, seed=1, shuffle=False)
+    again = kind(tokens, 4, 20, seed=1)
+    assert (text(again), text(again)) == (first, second)
+    assert text(kind(tokens, 4, 20, seed=2)) != first
+    still = kind(tokens, 4, 20, seed=1, shuffle=False)
     assert text(still) == text(still)
+
+
+def test_streams_stay_in_the_order_of_the_text():
+    """What is carried from batch to batch would not go on in another."""
+    streams = Streams(array(700), 4, 20)
+    assert text(streams) == text(streams)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_see_the_same_order(kind):
+    tokens = array(701)
+    options = {} if kind is Streams else {"seed": 3}
+    whole = kind(tokens, 4, 20, **options)
+    parts = [kind(tokens, 4, 20, rank=rank, ranks=2, **options) for rank in range(2)]
+    for _ in range(2):
+        for batch, *shares in zip(whole, *parts, strict=True):
+            shared = [row for share in shares if share.num_tokens for row in rows(share)]
+            assert shared == rows(batch)
 
 
 def test_packed_epochs_mix_sentences_of_one_length():
@@ -294,26 +322,42 @@ def test_sections_hold_every_piece_once(short_sections, eos_every, length, shuff
         assert len(packed._starts) <= 8
 
 
+@pytest.mark.parametrize("kind", [Packed, Windows])
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_a_position_among_sections_gives_the_same_batches(short_sections, shuffle):
-    first, number = Packed(array(600), 2, 9, seed=4, shuffle=shuffle), 0
+def test_a_position_among_sections_gives_the_same_batches(short_sections, kind, shuffle):
+    first, number = kind(array(600), 3, 9, seed=4, shuffle=shuffle), 0
     batches = [batch for _ in range(2) for batch in first]
     for number in range(2 * first.num_batches):
-        again = Packed(array(600), 2, 9, seed=4, shuffle=shuffle)
+        again = kind(array(600), 3, 9, seed=4, shuffle=shuffle)
         epoch, batch = divmod(number, first.num_batches)
         again.position = {"epoch": epoch, "batch": batch}
         assert same(next(iter(again)), batches[number])
 
 
-def test_sections_come_in_another_order_every_epoch(short_sections):
-    def order(packed):
-        return [min(x for x in batch.tokens.flatten().tolist() if x > EOS) for batch in packed]
+@pytest.mark.parametrize("kind", [Packed, Windows])
+def test_sections_come_in_another_order_every_epoch(short_sections, kind):
+    def order(batches):
+        return [min(x for x in batch.tokens.flatten().tolist() if x > EOS) for batch in batches]
 
-    packed = Packed(array(600), 8, 7, seed=1)
-    first, second = order(packed), order(packed)
-    assert first != second and sorted(first) != first
-    still = Packed(array(600), 8, 7, seed=1, shuffle=False)
+    batches = kind(array(600), 8, 7, seed=1)
+    first, second = order(batches), order(batches)
+    assert first != second and sorted(first) != first and sorted(first) == sorted(second)
+    still = kind(array(600), 8, 7, seed=1, shuffle=False)
     assert order(still) == order(still) == sorted(order(still))
+
+
+def test_windows_of_a_long_text_are_those_of_a_short_one(short_sections):
+    """In sections of 8, of which the last batch may be short, and every one is drawn apart."""
+    tokens, drawn = array(8 * 7 * 10 + 3), set()
+    windows = Windows(tokens, 3, 7, seed=2)
+    made = [row for batch in windows for row in rows(batch)]
+    assert sorted(made) == sorted(tokens[i : i + 7].tolist() for i in range(0, len(tokens), 7))
+    assert windows.num_batches == 10 * 3 + 1
+    for start in range(0, len(made), 8):
+        firsts = [row[0] for row in made[start : start + 8]]
+        if max(firsts) - min(firsts) == 7 * 7:  # not one that the short section shifts
+            drawn.add(tuple(first - min(firsts) for first in firsts))
+    assert len(drawn) > 3
 
 
 def test_sections_are_drawn_apart(short_sections):

@@ -67,7 +67,7 @@ def test_more_tags_than_a_byte_holds(tmp_path):
     [
         ("Y _ X\n_\nZ Y _ _\nX\n", r"line 4 comes after the last of the text's 3 sentences"),
         ("Y _ X\n_\n", r"ends after 2 lines but the text has more: sentence 3 has no labels"),
-        ("Y _ X\n_ X\nZ Y _ _\n", r"line 2 has 2 labels but its sentence has 1 words"),
+        ("Y _ X\n_ X\nZ Y _ _\n", r"line 2 has 2 labels but its sentence has 1 word;"),
         ("Y _\n_\nZ Y _ _\n", r"line 1 has 2 labels but its sentence has 3 words"),
         ("_ _ _\n_\n_ _ _ _\n", r"has no label, only gaps"),
     ],

@@ -302,10 +302,11 @@ def test_scan_refuses_what_does_not_fit(monkeypatch) -> None:
 
 def test_viterbi_keeps_its_digits_over_a_long_text() -> None:
     hmm = random_hmm(3, 5)
-    tokens = random_tokens(5, 1, 20_000)
+    tokens = random_tokens(5, 1, 2000)
     truth = inference.viterbi(hmm, tokens)
     result = inference.viterbi(hmm.to(dtype=torch.float32), tokens)
-    assert float(result.log_prob) == pytest.approx(float(truth.log_prob), abs=0.02)
+    # Summed up in float32 it would be 0.03 off.
+    assert float(result.log_prob) == pytest.approx(float(truth.log_prob), abs=0.001)
 
 
 def test_distributions_on_a_subset_are_named_globally() -> None:

@@ -1,64 +1,47 @@
-"""Memory that does not grow with what it must not grow with, measured in a process of its own."""
-
-import subprocess
-import sys
-import textwrap
+"""Memory that does not grow with what it must not grow with."""
 
 import pytest
+import torch
 
-HEAD = """
-    import sys, torch
-    from hmmlm import inference
-    from hmmlm.hmm import HMM
-    from hmmlm.support import Support
-    from hmmlm.transitions import Factored
-    from hmmlm.inference import smoothing
-
-    def peak():
-        with open("/proc/self/status") as status:
-            return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
-
-    def blocked(states, block, words):
-        generator = torch.Generator().manual_seed(0)
-        support = Support.from_clusters(torch.arange(words) % (states // block), block)
-        factors = torch.randn(2, states, 16, generator=generator) * 0.3
-        share = torch.bincount(support.row_of_word)[support.row_of_word].float()
-        emit = (-share.log())[:, None].expand(words, block).contiguous()
-        init = torch.full((states,), -torch.log(torch.tensor(float(states))))
-        return HMM(init, Factored.normalise(*factors), emit, support)
-
-    def dense(states, words):
-        generator = torch.Generator().manual_seed(0)
-        noise = lambda *size: torch.randn(*size, generator=generator)
-        return HMM.from_tables(
-            noise(states).log_softmax(0), noise(states, states).log_softmax(1),
-            noise(states, words).log_softmax(1))
-
-    def warm(hmm):
-        inference.counts(hmm, torch.zeros(1, 5, dtype=torch.long))
-        inference.smooth(hmm, torch.zeros(1, 5, dtype=torch.long))
-"""
+from hmmlm import inference
+from hmmlm.hmm import HMM
+from hmmlm.support import Support
+from memory import Held
+from models import make_hmm
+from peaks import megabytes
 
 
-def megabytes(body: str) -> float:
-    """How far the peak of resident memory rises while `body` runs."""
-    script = textwrap.dedent(HEAD) + textwrap.dedent(body)
-    script += "\nbefore = peak(); run(); print(peak() - before)\n"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return float(done.stdout)
+def many_states(states: int, block: int) -> HMM:
+    """Blocks that two words share, and factored transitions."""
+    support = Support.from_clusters(torch.arange(states // block * 2) % (states // block), block)
+    return make_hmm(support, "factored", dtype=torch.float32, scale=0.3)
+
+
+def held_megabytes(function: str, *arguments: object, **options: object) -> float:
+    with Held() as held:
+        getattr(inference, function)(*arguments, **options)
+    return held.peak / (1 << 20)
 
 
 @pytest.mark.parametrize("function", ["smooth", "viterbi", "counts", "filter"])
-def test_missing_tokens_of_8192_states_are_streamed(function: str) -> None:
-    """One table of 8,192 x 8,192 would take 256 MiB."""
-    rise = megabytes(f"""
-        hmm = blocked(8192, 64, 512)
-        warm(hmm)
-        tokens = torch.tensor([[3, -1, 5, 7, -1, -1, 2]])
-        run = lambda: inference.{function}(hmm, tokens)
-    """)
-    assert rise < 160
+def test_missing_tokens_of_4096_states_are_streamed(function: str) -> None:
+    """One table of 4,096 x 4,096 would take 64 MiB."""
+    tokens = torch.tensor([[3, -1, 5, 7, -1, -1, 2]])
+    assert held_megabytes(function, many_states(4096, 64), tokens) < 32
+
+
+def test_a_belief_from_dropped_states_enters_in_tiles() -> None:
+    """Between 4,096 carried states and 4,095 kept ones lie 64 MiB for each row."""
+    whole = many_states(4096, 64)
+    hmm = whole.restrict(torch.arange(1, 4096), carried=torch.arange(4096))
+    belief = inference.log_prob(whole, torch.full((2, 1), -1)).belief
+    tokens = torch.tensor([[-1, 3], [5, -1]])
+    assert held_megabytes("counts", hmm, tokens, belief=belief) < 32
+
+
+def test_tiles_of_many_missing_tokens_are_not_kept() -> None:
+    """Each of 20 wide steps makes tiles of 16 MiB."""
+    assert held_megabytes("counts", many_states(2048, 4), torch.full((8, 20), -1)) < 40
 
 
 def test_scoring_and_filtering_keep_no_history() -> None:
@@ -94,28 +77,3 @@ def test_smoothing_is_linear_in_time() -> None:
         run = lambda: inference.smooth(hmm, tokens)
     """)
     assert rise < 16 * 8
-
-
-def test_counts_over_many_missing_tokens() -> None:
-    """Each of 200 wide steps makes tiles of 16 MiB; the messages of all take 13 MiB."""
-    rise = megabytes("""
-        hmm = blocked(2048, 4, 1024)
-        warm(hmm)
-        inference.counts(hmm, torch.full((8, 3), -1))
-        tokens = torch.full((8, 200), -1)
-        run = lambda: inference.counts(hmm, tokens)
-    """)
-    assert rise < 120
-
-
-def test_a_belief_from_dropped_states_enters_in_tiles() -> None:
-    """Between 8,192 carried states and 8,191 kept ones lie 256 MiB for each row."""
-    rise = megabytes("""
-        whole = blocked(8192, 64, 512)
-        hmm = whole.restrict(torch.arange(1, 8192), carried=torch.arange(8192))
-        warm(hmm)
-        belief = inference.log_prob(whole, torch.full((2, 1), -1)).belief
-        tokens = torch.tensor([[-1, 3], [5, -1]])
-        run = lambda: inference.counts(hmm, tokens, belief=belief)
-    """)
-    assert rise < 160

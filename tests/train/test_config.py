@@ -17,6 +17,7 @@ from hmmlm.train import memory
 from hmmlm.train.config import (
     KINDS,
     RECIPES,
+    make_batches,
     make_config,
     override,
     read_config,
@@ -315,3 +316,18 @@ def test_a_label_that_no_state_of_its_word_has():
 )
 def test_validation_starts_the_chain_where_training_does(data, mode):
     assert validation_mode(make_config({"data": data}).data) == mode
+
+
+@pytest.mark.parametrize(
+    ("layout", "drawn"), [("packed", True), ("windows", True), ("streams", False)]
+)
+def test_the_seed_draws_the_order_of_rows_that_stand_alone(layout, drawn):
+    tokens = TokenArray.from_ids([*range(2, 60), 1] * 5, eos_id=1)
+
+    def order(seed: int) -> list[list[int]]:
+        tables = {"data": {"layout": layout, "length": 10}, "train": {"seed": seed}}
+        batches = make_batches(make_config(tables), tokens)
+        return [row for batch in batches for row in batch.tokens.tolist()]
+
+    assert order(1) == order(1)
+    assert (order(1) != order(2)) == drawn

@@ -20,7 +20,7 @@ from hmmlm.cli.output import (
     say,
     whole,
 )
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, counted
 
 if TYPE_CHECKING:
     from hmmlm.model import Model
@@ -77,8 +77,9 @@ def evaluate(
             progress=lambda done: bar.advance(bar.task_ids[0], done),
         )
     say(
-        f"perplexity {result.perplexity:.3f} over {result.tokens:,} tokens, mode {result.mode} "
-        f"({result.nats:,.1f} nats; rows of the model sum to one within {result.max_row_error:.1e})"
+        f"perplexity {result.perplexity:.3f} over {counted(result.tokens, 'token')}, mode "
+        f"{result.mode} ({result.nats:,.1f} nats; rows of the model sum to one within "
+        f"{result.max_row_error:.1e})"
     )
     if json:
         print_json(result._asdict())
@@ -104,7 +105,7 @@ def score(
         for ids, log_probs in loaded.score_ids(loaded.encode(_lines(text, empty_lines))):
             tokens += len(ids)
             nats -= float(log_probs.sum(dtype=np.float64))
-            bar.update(bar.task_ids[0], details=f"{tokens:,} tokens")
+            bar.update(bar.task_ids[0], details=counted(tokens, "token"))
             if json:
                 found.append(log_probs)
             else:
@@ -126,21 +127,26 @@ def tag(
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """The hidden state of every token, written token/state: the best path, or token by token."""
+    """The hidden state of every token, written token/state: the best path, or token by token.
+
+    A model that was trained with labels gives the label that owns the state; --json has both.
+    """
     loaded = _load(model, device)
     states: list[list[int]] = []
+    tags: list[list[str]] = []
     tokens = 0
     with progress_bar("Tagging", None, prints=not json) as bar:
         for line in loaded.tag_lines(_lines(text, empty_lines), posterior=posterior):
             tokens += len(line.tokens)
-            bar.update(bar.task_ids[0], details=f"{tokens:,} tokens")
+            bar.update(bar.task_ids[0], details=counted(tokens, "token"))
             if json:
                 states.append(line.states)
+                tags += [] if line.tags is None else [line.tags]
             else:
-                pairs = (f"{w}/{z}" for w, z in zip(line.tokens, line.states, strict=True))
-                sys.stdout.write(" ".join(pairs) + "\n")
+                shown = zip(line.tokens, line.tags or line.states, strict=True)
+                sys.stdout.write(" ".join(f"{word}/{tag}" for word, tag in shown) + "\n")
     if json:
-        print_json({"tokens": tokens, "states": states})
+        print_json({"tokens": tokens, "states": states, **({"tags": tags} if tags else {})})
 
 
 def sample(

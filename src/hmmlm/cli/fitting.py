@@ -13,7 +13,7 @@ from typing import Any
 from hmmlm.cli.clustering import blocks_support
 from hmmlm.cli.output import progress_bar, say, warn
 from hmmlm.cli.texts import check_validation, open_labels
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, counted
 from hmmlm.storage import check_space
 
 
@@ -64,14 +64,14 @@ def fit(
         validation="valid" in corpus.splits,
     )
     say(
-        f"{config.model.kind}, {support.num_states:,} states{reason}; {cost.parameters:,} "
+        f"{config.model.kind}, {counted(support.num_states, 'state')}{reason}; {cost.parameters:,} "
         f"parameters, about {cost.total_memory / 1e6:,.0f} MB and "
         f"{cost.total_flops / 1e9:,.1f} GFLOP a {cost.unit}",
         indent=indent,
     )
     if ranks.ranks > 1:
         rows = config.data.batch_size // ranks.ranks
-        say(f"{ranks.ranks:,} ranks, each {rows:,} rows of a batch", indent=indent)
+        say(f"{ranks.ranks:,} ranks, each {counted(rows, 'row')} of a batch", indent=indent)
     ranks.once(check_space, out, cost.file_bytes)
     if start is not None:
         model = Scalar.from_hmm(start).to(device)
@@ -101,7 +101,7 @@ def fit(
         settings=config.train,
         evaluate=partial(ranks.once, validate) if "valid" in corpus.splits else None,
     )
-    about, source = _describe(corpus, config, support)
+    about, source = _describe(corpus, config, support, start)
     described = {"training": {**config.as_tables(), "device": device}, **facts}
     began, trouble, stopped = time.perf_counter(), None, False
     with ExitStack() as stack:
@@ -122,7 +122,7 @@ def fit(
             if training.step == 0 or (ranks.ranks > 1 and not isinstance(error, Diverged)):
                 raise
             trouble = error
-            described["stopped"] = f"{error} The model was written to {out}."
+            described["stopped"] = str(error)
         if stopped:
             _leave(ranks.once(lambda: run.checkpoints.newest()), out, interrupts.asked)
         with torch.no_grad():
@@ -130,7 +130,7 @@ def fit(
         ranks.once(lambda: _finish(run, made))
     seconds = time.perf_counter() - began
     if trouble is not None:
-        raise InputError(described["stopped"]) from trouble
+        raise InputError(f"{trouble} The model was written to {out}.") from trouble
     best = training.best.val if training.evaluate is not None else None
     return {"folder": str(out), "steps": training.step, "seconds": round(seconds, 3), "val": best}
 
@@ -154,16 +154,30 @@ def _make_support(corpus: Any, config: Any, indent: int) -> tuple[Any, dict[str,
     return support, {"blocks": blocks}
 
 
-def _describe(corpus: Any, config: Any, support: Any) -> tuple[dict[str, Any], dict[str, str]]:
-    """What must be the same when a run goes on; and where its text is, which may be elsewhere."""
+def _describe(
+    corpus: Any, config: Any, support: Any, start: Any
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """What must be the same when a run goes on; and where its files are, which may be elsewhere."""
+    from hmmlm.train.config import FILES
+
     tables = config.as_tables()
     source = {}
-    for name in ("corpus", "text", "labels"):
-        if name in tables["data"]:
-            source[name] = str(Path(tables["data"].pop(name)).absolute())
-    ids = hashlib.sha256(support.rows.numpy().tobytes() + support.row_of_word.numpy().tobytes())
-    about = {"config": tables, "corpus": corpus.identity(), "support": ids.hexdigest()[:16]}
+    for name in FILES:
+        table, _, key = name.partition(".")
+        if key in tables[table]:
+            source[key] = str(Path(tables[table].pop(key)).absolute())
+    about = {"config": tables, "corpus": corpus.identity()}
+    about["support"] = _digest(support.rows, support.row_of_word)
+    if start is not None:
+        about["start"] = _digest(*start.fields())
     return about, source
+
+
+def _digest(*tensors: Any) -> str:
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.cpu().contiguous().numpy())
+    return found.hexdigest()[:16]
 
 
 def _follow(training: Any, run: Any, interrupts: Any, ranks: Any) -> bool:

@@ -23,7 +23,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, counted
 from hmmlm.storage import json_line
 
 console = Console(highlight=False)
@@ -185,5 +185,7 @@ def pick_device(name: str) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name != "cpu" and int(name.partition(":")[2] or 0) >= count:
-        raise InputError(f"--device is {name} but torch finds {count} GPUs here; use --device cpu.")
+        raise InputError(
+            f"--device is {name} but torch finds {counted(count, 'GPU')} here; use --device cpu."
+        )
     return name

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from hmmlm.cli.output import Json, one_of, print_json, say
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, counted
 from hmmlm.storage import new_file, refuse_existing
 
 FORMATS = ("svg", "png", "pdf")
@@ -60,7 +60,8 @@ def plot(
             }
         )
         what = "" if best is None else f", best on validation {best.val:.2f} at {best.step:,}"
-        say(f"{name}: {steps[-1].step:,} steps, {steps[-1].tokens:,} tokens{what}")
+        done = f"{counted(steps[-1].step, 'step')}, {counted(steps[-1].tokens, 'token')}"
+        say(f"{name}: {done}{what}")
     say(f"wrote {path}")
     if json:
         print_json({"file": str(path), "runs": facts})

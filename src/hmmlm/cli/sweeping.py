@@ -18,9 +18,9 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from hmmlm.cli.output import Device, Json, console, pick_device, print_json, say, whole
-from hmmlm.errors import InputError
+from hmmlm.cli.texts import check_places
+from hmmlm.errors import InputError, counted
 
-FILES = ("data.corpus", "data.text", "data.labels", "model.clusters", "train.start")
 LONGEST_NAME = 120
 SECONDS_TO_STOP = 30
 """Then a training that was asked to stop is ended."""
@@ -72,7 +72,7 @@ def sweep(
     for run in kept:
         _check_settings(run)
     waiting = [run for run in runs if run not in kept]
-    say(f"{len(runs):,} runs in {folder}, {len(kept):,} of them finished before")
+    say(f"{counted(len(runs), 'run')} in {folder}, {len(kept):,} of them finished before")
     folder.mkdir(parents=True, exist_ok=True)
     outcomes = [_outcome(run, "kept") for run in kept]
     with closing(_train_all(waiting, at_once, place)) as trained:
@@ -108,7 +108,9 @@ def _read_sweep(source: Path, out: Path | None) -> list[Run]:
     runs = []
     for settings in [*_grid(asked.get("grid", {})), *_list(asked.get("list", []))]:
         changes = _changes({**_flat(tables), **settings})
-        make_config(override({}, changes))  # as the training itself will
+        merged = override({}, changes)
+        make_config(merged)  # as the training itself will
+        check_places(merged, source)
         runs.append(Run(folder / _name(settings), settings, changes))
     if not runs:
         raise InputError(f"The [sweep] of {source} is empty; give a grid or a list of settings.")
@@ -204,6 +206,8 @@ def _check_settings(run: Run) -> None:
 
 def _place(key: str, value: Any) -> Any:
     """The value of a setting; files are the same by whatever name."""
+    from hmmlm.train.config import FILES
+
     return Path(value).absolute() if key in FILES and isinstance(value, str) else value
 
 
@@ -289,7 +293,8 @@ def _outcome(run: Run, state: str) -> Outcome:
 
     stopped = json_format.loads((run.folder / CONFIG).read_bytes()).get("stopped")
     if stopped is not None:
-        return Outcome(run, "failed", error=str(stopped))
+        written = f"{stopped} The model was written to {run.folder}."
+        return Outcome(run, "failed", error=written)
     try:
         steps = read_metrics(run.folder)
     except InputError as error:

@@ -3,6 +3,7 @@
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from hmmlm.cli.output import progress_bar, say
@@ -68,6 +69,39 @@ def open_labels(corpus: Any, config: Any) -> Any:
     with progress_bar(f"Reading {path}", None):
         left_out = HELD_OUT if held_out else 0
         return read_labels(path, corpus.split("train"), corpus.tokenizer, left_out=left_out)
+
+
+def check_places(tables: dict[str, Any], file: Path) -> None:
+    """Refuses settings of a run's file whose paths are right from the folder of that file only."""
+    from hmmlm.train.checkpoint import flatten
+    from hmmlm.train.config import FILES
+
+    settings = flatten(tables)
+    for name in FILES:
+        place = settings.get(name)
+        beside = file.parent / str(place)
+        if place and not Path(place).exists() and beside.exists():
+            raise InputError(
+                f"{name} is {place!r}, which is not in the current folder but beside {file}; paths "
+                f"are taken from the current folder, so start in {file.parent}, or write "
+                f"{str(beside)!r}."
+            )
+
+
+def find_again(config: Any, run: Path) -> None:
+    """Refuses to go on with a run one of whose files is not there."""
+    from hmmlm.train.checkpoint import flatten
+    from hmmlm.train.config import FILES
+
+    settings = flatten(config.as_tables())
+    for name in FILES:
+        if name in settings and not Path(settings[name]).exists():
+            key = name.partition(".")[2]
+            option = {"corpus": "", "start": "--set train.start="}.get(key, f"--{key} ")
+            raise InputError(
+                f"{settings[name]}, which the run in {run} began with, is not there; if it has "
+                f"moved, go on with hmmlm train --resume {quote(str(run))} {option}NEW-PLACE."
+            )
 
 
 def check_validation(corpus: Any, config: Any) -> None:

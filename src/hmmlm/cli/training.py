@@ -19,8 +19,8 @@ from hmmlm.cli.output import (
     say,
     zero_or_more,
 )
-from hmmlm.cli.texts import open_corpus
-from hmmlm.errors import InputError
+from hmmlm.cli.texts import check_places, find_again, open_corpus
+from hmmlm.errors import InputError, counted
 from hmmlm.storage import refuse_existing
 
 
@@ -105,7 +105,7 @@ def train(
     batch_size: Annotated[int | None, number("--batch-size", "Rows of a batch.")] = None,
     length: Annotated[int | None, number("--length", "Tokens in a row.")] = None,
     seed: Annotated[
-        int | None, number("--seed", "Seed of the start, the dropout and the order of lines.", 0)
+        int | None, number("--seed", "Seed of the start, the dropout and the order of the text.", 0)
     ] = None,
     device: Device = "auto",
     json: Json = False,
@@ -153,6 +153,8 @@ def train(
             ranks.once(refuse_existing, out)
         begun = None if resume is None else ranks.once(read_run, resume)
         config = _configure(run, begun, set or [], named)
+        if resume is not None:
+            find_again(config, resume)
         own_rows(config.data.batch_size, ranks.rank, ranks.ranks)
         corpus, name = open_corpus(config, stack)
         ranks.agree(_facts(config, corpus))
@@ -160,14 +162,14 @@ def train(
         folder = resume or ranks.once(choose, out or Path("runs") / name)
         result = fit(corpus, folder, config, ranks=ranks, resume=resume is not None)
     best = "" if result["val"] is None else f", validation perplexity {result['val']:.2f}"
-    say(f"{result['steps']:,} steps in {result['seconds']:.1f} s{best}; wrote {folder}")
+    say(f"{counted(result['steps'], 'step')} in {result['seconds']:.1f} s{best}; wrote {folder}")
     if json:
         print_json(result)
 
 
 def _configure(run: Path | None, begun: Any, changes: list[str], named: dict[str, Any]) -> Any:
     """The configuration of what was begun, a file over it, then changes, then options."""
-    from hmmlm.train.config import make_config, override, read_config
+    from hmmlm.train.config import FILES, make_config, override, read_config
 
     tables, source = ({}, {}) if begun is None else (begun[0]["config"], begun[1])
     tables.setdefault("data", {})
@@ -187,18 +189,24 @@ def _configure(run: Path | None, begun: Any, changes: list[str], named: dict[str
                     f"{option} is {value} but --set says {name}={other}; leave one of them out."
                 )
             tables[table][key] = value
-    if {"corpus", "text"} & tables["data"].keys():
-        source = {name: place for name, place in source.items() if name == "labels"}
-    tables["data"] = {**source, **tables["data"]}
-    return make_config(tables)
+    other_text = not {"corpus", "text"}.isdisjoint(tables["data"])
+    for name in FILES:
+        table, _, key = name.partition(".")
+        if key in source and not (other_text and key in ("corpus", "text")):
+            tables.setdefault(table, {}).setdefault(key, source[key])
+    config = make_config(tables)
+    if run is not None:
+        check_places(tables, run)
+    return config
 
 
 def _facts(config: Any, corpus: Any) -> dict[str, Any]:
     """What must be the same on all ranks; files may have other places on other machines."""
     from hmmlm.train.checkpoint import flatten
+    from hmmlm.train.config import FILES
 
     facts = flatten(config.as_tables())
-    for path in ("data.corpus", "data.text", "data.labels", "model.clusters", "train.start"):
+    for path in FILES:
         facts.pop(path, None)
     return {**facts, **{f"the corpus' {name}": held for name, held in corpus.identity().items()}}
 

@@ -12,7 +12,7 @@ from hmmlm.clusters.counts import count_bigrams, count_words
 from hmmlm.clusters.exchange import exchange
 from hmmlm.clusters.kept import read_kept, write_kept
 from hmmlm.data.shards import Corpus
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, counted
 
 METHODS = {"brown": brown, "exchange": exchange}
 
@@ -48,7 +48,7 @@ def assign_blocks(
     if like_hmm_lm:
         missing = np.flatnonzero(found < 0)
         found[missing] = number - 1
-        names = _number(len(missing), "without a cluster")
+        names = f"{counted(len(missing), 'token')} without a cluster"
         names += ", <eos> among them," if eos_id in missing else ""
         verb = "is" if len(missing) == 1 else "are"
         rule = f"{names} {verb} in the last cluster, {number - 1:,}, as in hmm-lm"
@@ -57,9 +57,11 @@ def assign_blocks(
     lost = np.flatnonzero(occurs & (found < 0))
     lost = lost[~np.isin(lost, [eos_id])]
     if len(lost):
+        have = "has" if len(lost) == 1 else "have"
         raise InputError(
-            f"{len(lost):,} tokens of the training text have no cluster, the first is {lost[0]:,}; "
-            "give clusters of this text, or --like-hmm-lm to put them into the last cluster."
+            f"{counted(len(lost), 'token')} of the training text {have} no cluster, the first is "
+            f"{lost[0]:,}; give clusters of this text, or --like-hmm-lm to put them into the last "
+            "cluster."
         )
     rules = []
     for name, word in (("<eos>", eos_id), ("<unk>", unk_id)):
@@ -73,14 +75,10 @@ def assign_blocks(
     if len(unseen):
         largest = int(np.bincount(found[found >= 0]).argmax())
         found[unseen] = largest
-        one = len(unseen) == 1
-        names = _number(len(unseen), "that never occurs is" if one else "that never occur are")
-        rules.append(f"{names} in block {largest:,}, the one with the most words")
+        which = "that never occurs is" if len(unseen) == 1 else "that never occur are"
+        which = f"{counted(len(unseen), 'token')} {which}"
+        rules.append(f"{which} in block {largest:,}, the one with the most words")
     return Blocks(found, number, tuple(rules))
-
-
-def _number(tokens: int, which: str) -> str:
-    return f"1 token {which}" if tokens == 1 else f"{tokens:,} tokens {which}"
 
 
 def corpus_blocks(

@@ -1,6 +1,5 @@
 """Batches of a token sequence, in three layouts, each with a position that can be saved."""
 
-from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -9,8 +8,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from hmmlm.data.packing import best_fit, row_loads
 from hmmlm.data.shards import TokenArray
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, counted
 
 _SECTION = 1 << 20
 _CHUNK = 1 << 22
@@ -84,8 +84,8 @@ class _Batches:
         if epoch < 0 or not 0 <= batch <= self.num_batches:
             raise InputError(
                 f"The position is batch {batch:,} of epoch {epoch:,} but an epoch has "
-                f"{self.num_batches:,} batches here; resume with the same text, batch size and "
-                "length."
+                f"{counted(self.num_batches, 'batch', 'batches')} here; resume with the same text, "
+                "batch size and length."
             )
         self._epoch, self._next = epoch, batch
 
@@ -128,32 +128,14 @@ class Streams(_Batches):
         return _rows(self.tokens, self.labels, starts, lengths, restart=index == 0)
 
 
-class Windows(_Batches):
-    """Stretches of `length` tokens in file order, each a cold start; the last may be short."""
+class _Drawn(_Batches):
+    """Rows that do not depend on each other, in an order drawn anew each epoch from (seed, epoch).
 
-    def _lay_out(self) -> None:
-        self.num_batches = -(-len(self.tokens) // (self.batch_size * self.length))
-
-    def _batch(self, epoch: int, index: int) -> Batch:
-        first = index * self.batch_size * self.length
-        stop = min(first + self.batch_size * self.length, len(self.tokens))
-        starts = np.arange(first, stop, self.length)
-        lengths = np.minimum(stop - starts, self.length)
-        return _rows(self.tokens, self.labels, starts[self._own], lengths[self._own], restart=True)
-
-
-class Packed(_Batches):
-    """Whole sentences packed into rows of `length`, each with a restart at its first token.
-
-    A sentence longer than `length` is cut into pieces that each restart. Packing is best-fit with
-    the longest first; which sentences meet, and the order of rows, is drawn anew each epoch from
-    (seed, epoch), or is the same every epoch without `shuffle`. Rows have as many places as the
-    longest needs; `fill` is the share of them that hold a token.
-
-    A long text is packed in sections of 2^20 pieces, one section after the other in an order that
-    is drawn too; the last batch of a section may have fewer rows. Cost: O(pieces log pieces) time
-    an epoch and a pass over the tokens at the start; memory of a section, under 100 bytes a piece.
+    Without `shuffle` every epoch is the same. A long text comes in sections, one after the other
+    in an order that is drawn too; the last batch of a section may have fewer rows.
     """
+
+    _section_rows: np.ndarray
 
     def __init__(
         self,
@@ -169,27 +151,26 @@ class Packed(_Batches):
     ) -> None:
         self.seed, self.shuffle = seed, shuffle
         super().__init__(tokens, batch_size, length, labels=labels, rank=rank, ranks=ranks)
-
-    def _lay_out(self) -> None:
-        self._begins, self._counts = _sections(self.tokens, self.length)
-        # How many rows there are depends on the lengths alone, so it is the same every epoch.
-        loads = [_loads(counts, self.length) for counts in self._counts]
-        self._section_rows = np.array([len(load) for load in loads])
-        self._width = max(int(load.max()) for load in loads)
-        self._section_batches = -(-self._section_rows // self.batch_size)
-        self.num_rows = int(self._section_rows.sum())
+        self._section_batches = -(-self._section_rows // batch_size)
         self.num_batches = int(self._section_batches.sum())
-        self._loaded = self._ordered = -1
-        self._planned = (-1, -1)
+        self._ordered, self._planned = -1, (-1, -1)
 
-    @property
-    def fill(self) -> float:
-        return len(self.tokens) / (self.num_rows * self._width)
+    def _batch(self, epoch: int, index: int) -> Batch:
+        section, index = self._find(epoch, index)
+        if (epoch, section) != self._planned:
+            # The draw of a text of one section does not name the section.
+            one = len(self._section_rows) == 1
+            key = (self.seed, epoch) if one else (self.seed, epoch, section + 1)
+            self._plan(section, np.random.default_rng(key))
+            self._planned = (epoch, section)
+        first = index * self.batch_size
+        stop = min(first + self._own.stop, int(self._section_rows[section]))
+        return self._take(first + self._own.start, stop)
 
     def _find(self, epoch: int, index: int) -> tuple[int, int]:
         """The section of a batch of an epoch, and which of its batches it is."""
         if epoch != self._ordered:
-            self._order = np.arange(len(self._begins))
+            self._order = np.arange(len(self._section_rows))
             if self.shuffle:
                 self._order = np.random.default_rng((self.seed, epoch)).permutation(self._order)
             self._order_ends = np.cumsum(self._section_batches[self._order])
@@ -197,6 +178,61 @@ class Packed(_Batches):
         at = int(np.searchsorted(self._order_ends, index, side="right"))
         section = int(self._order[at])
         return section, index - int(self._order_ends[at] - self._section_batches[section])
+
+    def _plan(self, section: int, random: np.random.Generator) -> None:
+        """Draws the rows of a section."""
+        raise NotImplementedError
+
+    def _take(self, first: int, stop: int) -> Batch:
+        """Rows of the section that was planned last; none if `stop` is not above `first`."""
+        raise NotImplementedError
+
+
+class Windows(_Drawn):
+    """Stretches of `length` tokens, each a cold start, in an order drawn anew each epoch.
+
+    Without `shuffle` they come in file order. The text's last window may be short. Memory: 8 bytes
+    for each window of a section, of which there are 2^20.
+    """
+
+    def _lay_out(self) -> None:
+        windows = -(-len(self.tokens) // self.length)
+        self._section_rows = np.minimum(windows - np.arange(0, windows, _SECTION), _SECTION)
+
+    def _plan(self, section: int, random: np.random.Generator) -> None:
+        self._windows = np.arange(self._section_rows[section]) + section * _SECTION
+        if self.shuffle:
+            random.shuffle(self._windows)
+
+    def _take(self, first: int, stop: int) -> Batch:
+        starts = self._windows[first:stop] * self.length
+        lengths = np.minimum(len(self.tokens) - starts, self.length)
+        return _rows(self.tokens, self.labels, starts, lengths, restart=True)
+
+
+class Packed(_Drawn):
+    """Whole sentences packed into rows of `length`, each with a restart at its first token.
+
+    A sentence longer than `length` is cut into pieces that each restart. Packing is best-fit with
+    the longest first; which sentences meet is drawn too. Rows have as many places as the longest
+    needs; `fill` is the share of them that hold a token.
+
+    A section is 2^20 pieces. Cost: O(pieces log pieces) time an epoch and a pass over the tokens at
+    the start; memory of a section, under 100 bytes a piece.
+    """
+
+    def _lay_out(self) -> None:
+        self._begins, self._counts = _sections(self.tokens, self.length)
+        # How many rows there are depends on the lengths alone, so it is the same every epoch.
+        loads = [row_loads(counts, self.length) for counts in self._counts]
+        self._section_rows = np.array([len(load) for load in loads])
+        self._width = max(int(load.max()) for load in loads)
+        self.num_rows = int(self._section_rows.sum())
+        self._loaded = -1
+
+    @property
+    def fill(self) -> float:
+        return len(self.tokens) / (self.num_rows * self._width)
 
     def _load(self, section: int) -> None:
         """Where the pieces of a section are, how long, and in which row, the longest first."""
@@ -206,18 +242,13 @@ class Packed(_Batches):
         begin, end = [*self._begins, len(self.tokens)][section : section + 2]
         starts, lengths = zip(*_pieces(self.tokens, begin, end, self.length), strict=True)
         self._starts, self._lengths = np.concatenate(starts), np.concatenate(lengths)
-        self._row_of = _best_fit(self._counts[section], self.length)
+        self._row_of = best_fit(self._counts[section], self.length)
 
-    def _plan(self, epoch: int, section: int) -> None:
+    def _plan(self, section: int, random: np.random.Generator) -> None:
         """Which pieces lie in which row: row r holds pieces[ends[r - 1] : ends[r]]."""
-        if (epoch, section) == self._planned:
-            return
         self._load(section)
         order, row_of = np.arange(len(self._lengths)), self._row_of
         num_rows = int(self._section_rows[section])
-        # The draw of a text of one section does not name the section.
-        key = (self.seed, epoch) if len(self._begins) == 1 else (self.seed, epoch, section + 1)
-        random = np.random.default_rng(key)
         if self.shuffle:
             order = random.permutation(len(order))
         order = order[np.argsort(-self._lengths[order], kind="stable")]
@@ -225,13 +256,9 @@ class Packed(_Batches):
             row_of = random.permutation(num_rows)[row_of]
         self._in_rows = order[np.argsort(row_of, kind="stable")]
         self._row_ends = np.cumsum(np.bincount(row_of, minlength=num_rows))
-        self._planned = (epoch, section)
 
-    def _batch(self, epoch: int, index: int) -> Batch:
-        section, index = self._find(epoch, index)
-        self._plan(epoch, section)
-        first = index * self.batch_size + self._own.start
-        rows = min(self._own.stop - self._own.start, len(self._row_ends) - first)
+    def _take(self, first: int, stop: int) -> Batch:
+        rows = stop - first
         if rows < 1:
             return _no_rows()
         tokens = np.zeros((rows, self._width), dtype=np.int64)
@@ -337,48 +364,3 @@ def _batch(
         int(lengths.sum()),
         None if labels is None else torch.from_numpy(labels - 1),
     )
-
-
-def _best_fit(counts: np.ndarray, length: int) -> np.ndarray:
-    """The row of each piece, longest pieces first; `counts[n]` pieces have length n.
-
-    Every piece goes into the fullest row that still has room. Pieces of one length are placed
-    together in all rows that are equally full, so the cost is in array operations, at most one for
-    each length of a piece and each room that is left.
-    """
-    rooms: dict[int, np.ndarray] = {}  # the rows with so many places left
-    levels: list[int] = []  # its keys, rising
-    placed, num_rows = [], 0
-
-    def put(room: int, rows: np.ndarray) -> None:
-        if room not in rooms:
-            insort(levels, room)
-        elif len(rooms[room]):
-            rows = np.concatenate([rooms[room], rows])
-        rooms[room] = rows
-
-    for size in np.flatnonzero(counts)[::-1].tolist():
-        left = int(counts[size])
-        while left:
-            at = bisect_left(levels, size)
-            if at == len(levels):
-                opened = np.arange(num_rows, num_rows - (-left // (length // size)))
-                num_rows += len(opened)
-                put(length, opened)
-            free = levels.pop(at)
-            rows = rooms.pop(free)
-            # Each row has a piece in turn, as many times as there is room or as pieces are left.
-            turns, rest = divmod(min(left, len(rows) * (free // size)), len(rows))
-            placed += [np.tile(rows, turns), rows[:rest]]
-            left -= turns * len(rows) + rest
-            free -= turns * size
-            put(free, rows[rest:])
-            if rest:
-                put(free - size, rows[:rest])
-    return np.concatenate(placed)
-
-
-def _loads(counts: np.ndarray, length: int) -> np.ndarray:
-    """How many places of each row are taken."""
-    sizes = np.repeat(np.arange(len(counts))[::-1], counts[::-1])
-    return np.bincount(_best_fit(counts, length), weights=sizes)

@@ -11,7 +11,7 @@ from jaxtyping import Int
 from hmmlm.data.corpus import read_lines
 from hmmlm.data.shards import TokenArray
 from hmmlm.data.tokenizer import Tokenizer
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, counted
 
 GAP = "_"
 """The entry of a word whose label is not known."""
@@ -53,13 +53,13 @@ def read_labels(
             number, entries = next(lines, (number, None))
         if entries is None:
             raise InputError(
-                f"{path} ends after {number:,} lines but the text has more: sentence {sentence:,} "
-                "has no labels; give a line for every line of the text."
+                f"{path} ends after {counted(number, 'line')} but the text has more: sentence "
+                f"{sentence:,} has no labels; give a line for every line of the text."
             )
         if len(entries) != words:
             raise InputError(
-                f"{path}, line {number:,} has {len(entries):,} labels but its sentence has "
-                f"{words:,} words; give one for each word, _ where it is not known."
+                f"{path}, line {number:,} has {counted(len(entries), 'label')} but its sentence "
+                f"has {counted(words, 'word')}; give one for each word, _ where it is not known."
             )
         ids = [known.setdefault(entry, len(known)) for entry in entries]
         if len(known) > np.iinfo(found.dtype).max:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, counted
 from hmmlm.hmm import HMM
 from hmmlm.ops.links import TILE, Link, Table, Tiles, Wide, gather, spread
 from hmmlm.ops.messages import reference, scaled
@@ -40,7 +40,7 @@ class Chain:
         tokens, lengths = tokens.to(hmm.device), lengths.to(hmm.device)
         if belief is not None and belief.fresh.shape[0] != tokens.shape[0]:
             raise InputError(
-                f"The belief has {belief.fresh.shape[0]:,} rows but tokens has "
+                f"The belief has {counted(belief.fresh.shape[0], 'row')} but tokens has "
                 f"{tokens.shape[0]:,}; carry one row of belief for each row of tokens."
             )
         self.hmm = hmm
@@ -227,8 +227,8 @@ def check_tokens(
     lengths = lengths.long()
     if lengths.shape != (batch,):
         raise InputError(
-            f"lengths has shape {tuple(lengths.shape)} but tokens has {batch:,} rows; give one "
-            f"length per row."
+            f"lengths has shape {tuple(lengths.shape)} but tokens has "
+            f"{counted(batch, 'row')}; give one length per row."
         )
     if lengths.min() < 1 or lengths.max() > steps:
         bad = int(lengths.min()) if lengths.min() < 1 else int(lengths.max())

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, counted
 from hmmlm.hmm import HMM
 from hmmlm.inference.chain import Chain, entry_table, make_table, predict
 from hmmlm.inference.dispatch import choose
@@ -99,8 +99,8 @@ def advance(
     rows = state.belief.fresh.shape[0]
     if tokens.shape[0] != rows:
         raise InputError(
-            f"advance was given {tokens.shape[0]:,} tokens but the state has {rows:,} rows; give "
-            f"one token for each row, or (rows, time)."
+            f"advance was given {counted(tokens.shape[0], 'token')} but the state has "
+            f"{counted(rows, 'row')}; give one token for each row, or (rows, time)."
         )
     chain = Chain(
         state.hmm, tokens, belief=state.belief, reset_id=state.reset_id, table=state.table

@@ -14,7 +14,7 @@ from typing import Any
 
 from hmmlm.data.batches import Packed, Streams, Windows
 from hmmlm.data.shards import TokenArray
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, counted
 from hmmlm.hmm import HMM
 from hmmlm.params import lowrank, mlp, scalar, transformer
 from hmmlm.train.checkpoint import Saving
@@ -47,6 +47,9 @@ STEPWISE = {"learning_rate": 0.7, "schedule": "power"}
 
 LAYOUTS = ("packed", "streams", "windows")
 
+FILES = ("data.corpus", "data.text", "data.labels", "model.clusters", "train.start")
+"""The settings that are paths, from the current folder if they are not absolute."""
+
 
 @dataclass(frozen=True)
 class DataSettings:
@@ -55,7 +58,8 @@ class DataSettings:
     The text is a `corpus` folder or a file of plain `text`.
 
     `layout`: "packed" whole sentences, "streams" that go on from batch to batch with the belief
-    carried over, or "windows", each a cold start. With `reset` the chain starts afresh after every
+    carried over, or "windows", each a cold start. Streams stay in the order of the text, the rows
+    of others are drawn anew each epoch. With `reset` the chain starts afresh after every
     `<eos>`. `labels` is a file with what is known of the words' states: `data.labels.read_labels`.
     """
 
@@ -111,8 +115,8 @@ class ModelSettings:
         if self.blocks and self.states and self.states % self.blocks:
             fits = max(1, round(self.states / self.blocks)) * self.blocks
             raise InputError(
-                f"{self.states:,} states cannot be shared equally among {self.blocks:,} blocks; "
-                f"use {fits:,} states, say."
+                f"{counted(self.states, 'state')} cannot be shared equally among {self.blocks:,} "
+                f"blocks; use {counted(fits, 'state')}, say."
             )
 
 
@@ -383,10 +387,10 @@ def make_batches(
     """The batches of a configuration, or this rank's rows of them."""
     size, length = config.data.batch_size, config.data.length
     share: dict[str, Any] = {"labels": labels, "rank": ranks.rank, "ranks": ranks.ranks}
-    if config.data.layout == "packed":
-        return Packed(tokens, size, length, seed=config.seed, **share)
-    layout = Streams if config.data.layout == "streams" else Windows
-    return layout(tokens, size, length, **share)
+    if config.data.layout == "streams":
+        return Streams(tokens, size, length, **share)
+    layout = Packed if config.data.layout == "packed" else Windows
+    return layout(tokens, size, length, seed=config.seed, **share)
 
 
 def _take(cls: Any, table: Mapping[str, Any], where: str, known: list[Any]) -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.rendezvous import rendezvous
 
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, counted
 
 PATIENCE = timedelta(hours=1)
 """How long a rank waits for another: longer than clusters and validation take on one of them.
@@ -140,8 +140,8 @@ def own_device(device: str, local: int) -> str:
         )
     if local >= torch.cuda.device_count():
         raise InputError(
-            f"There are more than {local:,} ranks on this machine but torch finds "
-            f"{torch.cuda.device_count():,} GPUs here; give torchrun --nproc-per-node "
+            f"There are more than {counted(local, 'rank')} on this machine but torch finds "
+            f"{counted(torch.cuda.device_count(), 'GPU')} here; give torchrun --nproc-per-node "
             f"{torch.cuda.device_count()}."
         )
     torch.cuda.set_device(local)

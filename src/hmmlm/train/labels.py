@@ -8,7 +8,7 @@ from torch import Tensor
 from hmmlm.data.labels import Labels, labelled_words
 from hmmlm.data.shards import TokenArray
 from hmmlm.data.tokenizer import Tokenizer
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, counted
 from hmmlm.support import Support
 
 
@@ -18,8 +18,8 @@ def share_states(num_states: int, num_tags: int) -> Int[Tensor, " Z"]:
         below = num_states // num_tags * num_tags
         fits = f"{below:,} or {below + num_tags:,}" if below else f"{num_tags:,}"
         raise InputError(
-            f"{num_states:,} states cannot be shared equally among {num_tags:,} tags; use {fits} "
-            f"states."
+            f"{counted(num_states, 'state')} cannot be shared equally among "
+            f"{counted(num_tags, 'tag')}; use {fits} states."
         )
     return torch.arange(num_states) // (num_states // num_tags)
 
@@ -40,8 +40,9 @@ def check_labels(
         if not bool((some := able.any(1)).all()):
             bad = int((~some).nonzero()[0])
             word, tag = tokenizer.token(int(words[bad])), labels.tags[int(tags[bad])]
+            owned = counted(int((label_of_state == tags[bad]).sum()), "state")
             raise InputError(
-                f"The word {word!r} has the label {tag!r} but may come from none of its "
-                f"{int((label_of_state == tags[bad]).sum()):,} states; use model.blocks=0, so that "
-                f"every word may come from all states, or correct the label."
+                f"The word {word!r} has the label {tag!r} but may come from none of its {owned}; "
+                f"use model.blocks=0, so that every word may come from all states, or correct "
+                f"the label."
             )
