@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-PACKAGES = ("torch", "numpy", "numba", "hmmlearn", "pomegranate", "dynamax", "jax")
+PACKAGES = ("torch", "triton", "numpy", "numba", "hmmlearn", "pomegranate", "dynamax", "jax")
 
 
 def describe() -> dict:

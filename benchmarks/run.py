@@ -34,8 +34,12 @@ ROUNDS, SECONDS = 7, 0.5
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["gpu"]:
+        from benchmarks import gpu
+
+        return gpu.main(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="benchmarks.run", description=__doc__)
-    parser.add_argument("device", choices=["cpu"])
+    parser.add_argument("device", choices=["cpu", "gpu"])
     parser.add_argument("--smoke", action="store_true", help="tiny sizes, in seconds")
     parser.add_argument("--case", action="append", help="only this case (may be repeated)")
     parser.add_argument("--what", choices=QUANTITIES, action="append", help="only this quantity")
