@@ -15,6 +15,7 @@ from hmmlm.train.loss import Dropout, HmmLoss
 from hmmlm.train.sgd import Sgd
 
 pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BLOCKS = Support.from_clusters([0, 1, 2, 1, 0, 2, 2, 1, 0, 0], [4, 8, 6])
 MODELS = {"mlp": mlp.Settings(width=16), "lowrank": lowrank.Settings(width=16)}
 MODELS["scalar"] = scalar.Settings()
@@ -22,8 +23,13 @@ SETTINGS = TrainSettings(precision="bf16", clip=0.2)
 
 
 def make(kind: str, support: Support, rate: float) -> tuple[torch.nn.Module, HmmLoss]:
-    model = MODELS[kind].build(support, generator=torch.Generator().manual_seed(0))
+    model = MODELS[kind].build(support, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     return model, HmmLoss(model, support, dropout=Dropout(rate), seed=3)
+
+
+def make_optimiser(model: torch.nn.Module) -> torch.optim.AdamW:
+    rate = torch.tensor(0.01, device=DEVICE)
+    return torch.optim.AdamW(model.parameters(), lr=rate, fused=True)
 
 
 def make_batch(seed: int = 0) -> Batch:
@@ -41,7 +47,7 @@ def test_it_is_the_ordinary_step(kind: str, support: Support, rate: float, monke
     monkeypatch.setattr("hmmlm.train.graph.WARM", 99)  # no graph without a GPU
     settings = replace(SETTINGS, precision="float32")  # of bf16 the interpreter knows nothing
     model, loss = make(kind, support, rate)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.01), fused=True)
+    optimiser = make_optimiser(model)
     steps = GraphedSteps(model, loss, optimiser, settings)
     other, other_loss = make(kind, support, rate)
     sgd = Sgd(other, other_loss, replace(settings, weight_decay=0.01))
@@ -62,7 +68,7 @@ def test_a_step_that_loses_digits_is_not_taken() -> None:
     with torch.no_grad():
         model.emit_logits[batch.tokens[0, 1], :3] = -300.0
     before = [part.clone() for part in model.parameters()]
-    optimiser = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.01), fused=True)
+    optimiser = make_optimiser(model)
     steps = GraphedSteps(model, loss, optimiser, replace(SETTINGS, precision="float32"))
     assert steps.step(batch, 0.01, 0.0) is None
     for part, old in zip(model.parameters(), before, strict=True):
@@ -78,7 +84,7 @@ def test_batches_travel_whole() -> None:
 
 def test_why_there_is_no_graph(monkeypatch) -> None:
     model, loss = make("lowrank", BLOCKS, 0.5)
-    assert "this is cpu" in str(why_no_graph(loss, model, SETTINGS, 1))
+    assert "this is cpu" in str(why_no_graph(loss, model.cpu(), SETTINGS, 1))
     assert "not that of an HMM" in str(why_no_graph(len, model, SETTINGS, 1))
     monkeypatch.setattr(torch.Tensor, "device", torch.device("cuda", 0))
     monkeypatch.setattr("hmmlm.train.graph.why_not", lambda device: None)
@@ -108,7 +114,7 @@ def test_graph_and_no_graph(kind: str, support: Support) -> None:
     losses = []
     for graph in (True, False):
         model, _ = make(kind, support, 0.0)
-        loss = HmmLoss(model.cuda(), support, dropout=Dropout(0.5, last=0.25), seed=3)
+        loss = HmmLoss(model, support, dropout=Dropout(0.5, last=0.25), seed=3)
         sgd = Sgd(model, loss, SETTINGS, Ranks())
         assert sgd.why_no_graph is None and sgd.graphed is not None
         if not graph:

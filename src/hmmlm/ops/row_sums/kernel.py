@@ -34,6 +34,6 @@ def sum_ordered(order: Tensor, begins: Tensor, ends: Tensor, rows: Tensor) -> Te
     table = torch.empty(len(begins), width, device=rows.device)
     edge = min(256, max(16, triton.next_power_of_2(width)))
     _sum[(len(begins), triton.cdiv(width, edge))](
-        order, begins, ends, rows.contiguous(), table, width, SIDE=edge, SOME=8, num_warps=2
+        order, begins, ends, rows.contiguous(), table, width, SIDE=edge, SOME=32, num_warps=4
     )
     return table

@@ -428,7 +428,7 @@ def _add_table(
             tile = tl.load(where, mask=inside, other=0.0)
             total += tile * message[:, None] * pair[None, :]
             place += 1
-            following = -1
+            following = key * 0 - 1
             if place < N:
                 following = tl.load(keys + place)
         real = (sources >= 0)[:, None] & (states >= 0)[None, :]
