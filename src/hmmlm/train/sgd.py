@@ -52,6 +52,8 @@ class Sgd:
             weight_decay=settings.weight_decay,
         )
 
+    can_be_left = False  # a loss may draw numbers and carry something on with every batch
+
     def step(self, batches: Iterable[Batch], rate: float, done: float) -> Step:
         self.optimiser.zero_grad()
         mixed = self.settings.precision == "bf16"
