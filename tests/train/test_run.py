@@ -311,11 +311,13 @@ def test_files_half_written_are_removed_when_a_run_goes_on(tmp_path):
 def test_the_support_of_a_start_is_kept(tmp_path):
     support = Support.from_clusters([0, 1, 1], 2)
     with open_new(tmp_path / "run") as run:
-        run.keep_support(support)
+        run.keep_support(support, torch.float64)
         assert read_support(run.folder) is None  # there is no checkpoint that has the weights
         run.checkpoints.write(state(1))
-        read = read_support(run.folder)
-        assert read is not None and read.num_states == 4
+        found = read_support(run.folder)
+        assert found is not None and found[1] == torch.float64
+        read = found[0]
+        assert read.num_states == 4
         assert torch.equal(read.rows, support.rows)
         assert torch.equal(read.row_of_word, support.row_of_word)
         (run.folder / "support.safetensors").write_bytes(b"half")

@@ -82,7 +82,7 @@ def fit(
     if start is not None and start.hmm is not None:
         model = Scalar.from_hmm(start.hmm).to(device)
     elif start is not None:  # the checkpoint has the weights
-        model = Scalar(support, generator=torch.Generator()).to(device)
+        model = Scalar(support, generator=torch.Generator(), dtype=start.dtype).to(device)
     else:
         generator = torch.Generator().manual_seed(config.seed)
         frequency = ranks.once(lambda: Unigram(tokens, words.vocab_size).log_probs).exp().float()
@@ -120,7 +120,7 @@ def fit(
             if run.unlocked:
                 warn(f"{out} cannot be locked ({run.unlocked}); let no other process train there.")
             if start is not None and not resume:
-                run.keep_support(support)
+                run.keep_support(support, model.init_logits.dtype)
         interrupts = stack.enter_context(Interrupts())
         state = ranks.once(lambda: run.checkpoints.read())
         if state is not None:
@@ -293,6 +293,7 @@ class _Start(NamedTuple):
     """A model to start from; where it is gone and a checkpoint has its weights, what is known."""
 
     support: Any
+    dtype: Any
     identity: str
     hmm: Any = None
 
@@ -315,15 +316,16 @@ def _start(corpus: Any, config: Any, ranks: Any, begun: Path | None) -> tuple[An
     model = Model.load(place)
     check_vocabulary(corpus, model.tokenizer)
     check_tables(model.hmm.support, ranks.device)
-    start = _Start(model.hmm.support, _digest(*model.hmm.fields()), model.hmm)
-    return with_start(config, model.hmm), start
+    hmm = model.hmm
+    start = _Start(hmm.support, hmm.dtype, _digest(*hmm.fields()), hmm)
+    return with_start(config, hmm), start
 
 
 def _lost_start(run: Path, place: str) -> _Start:
     """What a run has kept of the model that it started from."""
     from hmmlm.train.run import read_run, read_support
 
-    support = read_support(run)
-    if support is None:
+    kept = read_support(run)
+    if kept is None:
         raise not_there("train.start", place, run)
-    return _Start(support, read_run(run)[0].get("start", ""))
+    return _Start(*kept, read_run(run)[0].get("start", ""))

@@ -136,21 +136,23 @@ class Run:
         """Removes what only an unfinished run needs."""
         _remove(self.folder)
 
-    def keep_support(self, support: Support) -> None:
-        """Writes down the support of the model that training starts from, which may go away."""
+    def keep_support(self, support: Support, dtype: torch.dtype) -> None:
+        """Writes down the shape of the model that training starts from, which may go away."""
         tensors = {"rows": support.rows, "row_of_word": support.row_of_word}
+        tensors["none"] = torch.empty(0, dtype=dtype)
         tensors["num_states"] = torch.tensor(support.num_states)
         with new_file(self.folder / SUPPORT) as temporary:
             save_file({name: part.cpu().contiguous() for name, part in tensors.items()}, temporary)
 
 
-def read_support(folder: Path) -> Support | None:
-    """The support that `Run.keep_support` wrote; None without it, or without a checkpoint."""
+def read_support(folder: Path) -> tuple[Support, torch.dtype] | None:
+    """What `Run.keep_support` wrote; None without it, or without a checkpoint."""
     if not any((folder / CHECKPOINTS).glob("step-*")) or not (folder / SUPPORT).exists():
         return None
     try:
         held = load_file(folder / SUPPORT)
-        return Support(held["rows"], held["row_of_word"], int(held["num_states"])).validate()
+        support = Support(held["rows"], held["row_of_word"], int(held["num_states"]))
+        return support.validate(), held["none"].dtype
     except (OSError, KeyError, SafetensorError) as error:
         raise InputError(f"{folder / SUPPORT} is damaged ({error}); train anew.") from None
 
