@@ -1,11 +1,12 @@
 """What ranks do in tests: `torchrun ... tests/ranks.py ACT ...`, each rank a process."""
 
 import copy
+import functools
 import itertools
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -153,13 +154,25 @@ def exchange(ranks: Ranks) -> dict[str, Any]:
     )
 
 
+def die_after(function: Callable[..., Any], *given: Any, **named: Any) -> None:
+    function(*given, **named)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def command(act: str, *arguments: str) -> None:
     """`hmmlm ARGUMENTS`, where something is the matter with rank 1."""
-    from hmmlm.cli import main
+    from hmmlm.cli import main, training
 
     sys.argv = ["hmmlm", *arguments]
     if os.environ["RANK"] == "1" and act == "disagree":
         sys.argv += ["--learning-rate", "0.125"]
+    elif act.startswith("swap "):
+        _, given, other = act.split()
+        if os.environ["RANK"] == "1":
+            sys.argv = [other if argument == given else argument for argument in sys.argv]
+    elif act == "die late":
+        if os.environ["RANK"] == "1" and not restarts():
+            training.fit = functools.partial(die_after, training.fit)
     elif os.environ["RANK"] == "1" and not (act == "die once" and restarts()):
         plain = Packed.__iter__
 

@@ -120,7 +120,7 @@ def test_a_file_in_a_folder_that_is_not_there(tmp_path):
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 @pytest.mark.parametrize("maker", [new_folder, new_file])
 def test_a_full_disk_is_a_sentence(tmp_path, maker, code):
-    said = r"The disk is full while writing .*/new \(.+\), and nothing was kept; free some space or"
+    said = r"The disk is full while writing .*/new \(.+\), and nothing of it was kept; free some"
     with pytest.raises(InputError, match=said), maker(tmp_path / "new"):
         raise OSError(code, os.strerror(code))
     assert names(tmp_path) == []
@@ -159,3 +159,13 @@ def test_space_is_asked_for(tmp_path):
 def test_numbers_that_json_does_not_have_become_null():
     value = {"a": [float("nan"), (1.5, float("-inf"))], "b": {"c": float("inf")}, "d": "é\n"}
     assert json_line(value) == '{"a": [null, [1.5, null]], "b": {"c": null}, "d": "é\\n"}\n'
+
+
+def test_a_disk_without_locks_is_said(tmp_path, monkeypatch):
+    def no(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", no)
+    wanted = r"new cannot be written: its disk cannot lock files \(Function not implemented\), and"
+    with pytest.raises(InputError, match=wanted), work_folder(tmp_path / "new"):
+        raise AssertionError

@@ -113,7 +113,7 @@ class Model:
     def load(folder: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> "Model":
         """Reads a folder written by `save` and checks all of it. No pickle is ever loaded."""
         folder = Path(folder)
-        config = _read_config(folder)
+        config = read_model_config(folder)
         tokenizer = Tokenizer.load(folder / TOKENIZER)
         if tokenizer.hash != config.get("vocabulary_hash"):
             raise InputError(
@@ -340,7 +340,8 @@ def _utf8(line: str) -> str:
     return line
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def read_model_config(folder: Path) -> dict[str, Any]:
+    """What a model's folder says of the model; a folder of something else is an error."""
     path = folder / CONFIG
     if not folder.exists():
         raise InputError(f"{folder} does not exist; give a model's folder.")

@@ -112,6 +112,11 @@ def _lock(file: IO[str], path: Path) -> None:
         ours = os.path.samestat(os.fstat(file.fileno()), os.stat(file.name))
     except (BlockingIOError, FileNotFoundError):
         ours = False
+    except OSError as error:  # not every disk has locks
+        raise InputError(
+            f"{path} cannot be written: its disk cannot lock files ({error.strerror}), and two "
+            f"processes could write there at once; choose another disk."
+        ) from error
     if not ours:
         raise InputError(
             f"{path} is being made by another process; wait for that one or choose another name."
@@ -183,8 +188,8 @@ def _cannot_write(path: Path, error: OSError, *, kept: bool = False) -> InputErr
         )
     if error.errno in _FULL:
         return InputError(
-            f"The disk is full while writing {path} ({error.strerror}), and nothing was kept; free "
-            f"some space or choose another disk."
+            f"The disk is full while writing {path} ({error.strerror}), and nothing of it was "
+            f"kept; free some space or choose another disk."
         )
     return InputError(
         f"{path} cannot be written: {error.strerror}; choose another place or ask for permission."

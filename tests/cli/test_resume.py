@@ -130,6 +130,8 @@ def test_a_training_goes_on_from_another_folder(again, call, monkeypatch, given)
     (again / "elsewhere").mkdir()
     monkeypatch.chdir(again / "elsewhere")
     (again / "paths").rename(again / "moved")
+    if given == "start":  # the checkpoint has its weights
+        (again / "other/checkpoints").rename(again / "checkpoints")
     lost = call("train", "--resume=../other")
     assert lost.status == 2
     option = "--clusters NEW-PLACE" if given == "clusters" else "--set train.start=NEW-PLACE"
@@ -137,7 +139,10 @@ def test_a_training_goes_on_from_another_folder(again, call, monkeypatch, given)
         f"hmmlm: {again}/paths, which the run in ../other began with, is not there; if it has "
         f"moved, go on with hmmlm train --resume ../other {option}.\n"
     )
-    (again / "moved").rename(again / "paths")
+    if given == "start":
+        (again / "checkpoints").rename(again / "other/checkpoints")
+    else:
+        (again / "moved").rename(again / "paths")
     answer = call("train", "--resume=../other")
     assert answer.status == 0, answer.err
     files = [again / name / "model.safetensors" for name in ("other", "whole")]

@@ -75,6 +75,18 @@ def test_a_file_and_changes_to_it(tmp_path):
         ({"train": {"dropout": 1.0}}, r"The state dropout is 1\.0 but must be at least 0"),
         ({"train": 3}, r"train is 3 but must be a table: write \[train\]\."),
         ({"data": {"layout": "rows"}}, "layout is 'rows' but must be one of packed, streams"),
+        (
+            {
+                "data": {"layout": "streams"},
+                "model": {"kind": "scalar"},
+                "train": {"optimiser": "em"},
+            },
+            r"layout is streams but optimiser em counts each row .* Use layout packed or windows\.",
+        ),
+        (
+            {"data": {"layout": "streams"}, "train": {"optimiser": "gem"}},
+            "layout is streams but optimiser gem counts each row of a batch as a text",
+        ),
         ({"data": {"length": 0}}, "length is 0 but must be at least 1"),
         (
             {"model": {"states": 1000, "blocks": 64}},
@@ -263,6 +275,26 @@ def test_sizes_of_the_model_to_start_from():
     for wrong in ({"blocks": 4}, {"clusters": "paths"}):
         with pytest.raises(InputError, match="old, which has its own emission blocks; leave out"):
             started("blocks", **wrong)
+
+
+def test_the_memory_that_control_groups_leave(tmp_path):
+    def put(path: str, text: str) -> None:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    assert list(memory.left_in_groups(tmp_path)) == []
+    put("proc/self/cgroup", "0::/job/step\n")
+    put("sys/fs/cgroup/job/step/memory.max", "max\n")
+    put("sys/fs/cgroup/job/step/memory.current", "500\n")
+    put("sys/fs/cgroup/job/memory.max", "1000\n")
+    put("sys/fs/cgroup/job/memory.current", "700\n")
+    put("sys/fs/cgroup/job/memory.stat", "anon 400\ninactive_file 200\n")
+    assert list(memory.left_in_groups(tmp_path)) == [500]
+    # The older kind; a container sees its own group at the top, whatever it is called outside.
+    put("proc/self/cgroup", "5:cpu,cpuacct:/a\n4:memory:/docker/1f\n")
+    put("sys/fs/cgroup/memory/memory.limit_in_bytes", "300\n")
+    put("sys/fs/cgroup/memory/memory.usage_in_bytes", "400\n")
+    assert list(memory.left_in_groups(tmp_path)) == [0]
 
 
 def test_tables_that_do_not_fit_the_memory(monkeypatch):

@@ -164,6 +164,19 @@ def test_without_torchrun_there_is_one_rank(monkeypatch):
     assert ONE.ranks == 1
 
 
+@pytest.mark.parametrize(
+    "name, value",
+    [("WORLD_SIZE", "abc"), ("WORLD_SIZE", "0"), ("RANK", "-1"), ("LOCAL_RANK", "1.5")],
+)
+def test_an_environment_that_names_no_rank(monkeypatch, name, value):
+    for other in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(other, "2")
+    monkeypatch.setenv(name, value)
+    wanted = f"{name} is '{value}' but must be a whole number of at least [01]; start ranks with t"
+    with pytest.raises(InputError, match=wanted), join("cpu"):
+        raise AssertionError
+
+
 def test_each_rank_has_a_gpu_of_its_own(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     chosen = []

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hmmlm import inference
-from hmmlm.data.batches import Batch, Streams
+from hmmlm.data.batches import Batch, Windows
 from hmmlm.data.shards import TokenArray
 from hmmlm.errors import InputError
 from hmmlm.hmm import HMM
@@ -309,6 +309,21 @@ def test_gradients_towards_counts_and_pseudocounts():
     assert priors[-1] > priors[0] + 1
 
 
+def test_ranks_have_the_weights_of_one_after_a_step_of_gradients():
+    model = lowrank.Settings(width=3).build(
+        Support.dense(5, 3), generator=torch.Generator().manual_seed(0)
+    )
+    batch = make_batch(Support.dense(5, 3), seed=1)
+
+    def share(tensors: list[Tensor]) -> None:
+        for tensor in tensors:
+            tensor.fill_(0.25)
+
+    learner = GeneralisedEm(model, settings=TrainSettings(), gradient_steps=1, share=share)
+    learner.step([batch], 0.1, 0.0)
+    assert all(bool((parameter == 0.25).all()) for parameter in model.parameters())
+
+
 def test_weights_stay_where_no_rate_helps(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     model = KINDS["lowrank"].build(make_support("dense"), generator=generator)
@@ -358,7 +373,7 @@ def test_polishing_the_tables_of_a_low_rank_model():
 
 
 @pytest.mark.parametrize("learner", ["em", "gem"])
-def test_going_on_with_carried_belief_is_as_if_nothing_had_happened(learner):
+def test_going_on_is_as_if_nothing_had_happened(learner):
     generator = torch.Generator().manual_seed(4)
     ids = torch.randint(5, (130,), generator=generator).numpy()
     tokens = TokenArray.from_ids(ids, eos_id=EOS)
@@ -368,13 +383,13 @@ def test_going_on_with_carried_belief_is_as_if_nothing_had_happened(learner):
 
     def make() -> Training:
         model = Scalar(make_support("uneven"), generator=torch.Generator().manual_seed(1))
-        expectation = Expectation(carry=True)
+        expectation = Expectation()
         made = (
             Em(model, expectation, pseudocount=0.1)
             if learner == "em"
             else GeneralisedEm(model, expectation, settings=settings, gradient_steps=2)
         )
-        return Training(made, Streams(tokens, 3, 7), settings=settings)
+        return Training(made, Windows(tokens, 3, 7), settings=settings)
 
     whole = make()
     first = [step._replace(tokens_per_second=0) for step in whole]
@@ -385,22 +400,6 @@ def test_going_on_with_carried_belief_is_as_if_nothing_had_happened(learner):
         after.restore(State(*copy.deepcopy(before.state())))
         done += [step._replace(tokens_per_second=0) for step in after]
         assert done == first
-    assert first[-1].loss < first[0].loss
-
-
-def test_carried_belief_counts_what_the_whole_row_counts():
-    hmm, tokens = make_hmm("blocks"), torch.tensor([[0, 3, 2, 4, 1, 2]])
-    restart = torch.zeros(1, 6, dtype=torch.bool)
-    restart[0, 0] = True
-    pieces = [
-        Batch(tokens[:, a : a + 3], torch.tensor([3]), restart[:, a : a + 3], 3) for a in (0, 3)
-    ]
-    carried = Expectation(carry=True)(hmm, pieces)
-    cold = Expectation()(hmm, [pieces[0], pieces[1]._replace(restart=restart[:, :3])])
-    truth = float(inference.log_prob(hmm, tokens).log_evidence)
-    assert float(carried.log_evidence) == pytest.approx(truth, abs=1e-10)
-    assert float(cold.log_evidence) != pytest.approx(truth, abs=1e-3)
-    assert float(carried.trans.sum()) == pytest.approx(5) and float(carried.init.sum()) == 1
 
 
 def test_the_power_schedule():

@@ -228,7 +228,13 @@ def _values(model: nn.Module) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("values", "best"), [([3.0, 1.0, 2.0], 1), ([1.0, 2.0, 3.0], 0), ([math.inf] * 3, 0)]
+    ("values", "best"),
+    [
+        ([3.0, 1.0, 2.0], 1),
+        ([1.0, 2.0, 3.0], 0),
+        ([math.inf] * 3, 2),
+        ([math.inf, 2.0, math.inf], 1),
+    ],
 )
 def test_the_best_weights_on_validation_are_restored(values, best):
     model, batches = scalar(Support.dense(7, 3)), packed(sentences(planted(), 20, seed=0))

@@ -1,5 +1,6 @@
 """Runs and their checkpoints: whole, for one at a time, and refused where they are of another."""
 
+import errno
 import json
 import math
 import os
@@ -14,9 +15,10 @@ from safetensors.torch import load_file, save_file
 
 import hmmlm.train.checkpoint
 from hmmlm.errors import InputError
+from hmmlm.support import Support
 from hmmlm.train.checkpoint import Checkpoints, Saving, describe_difference
 from hmmlm.train.loop import Progress, State
-from hmmlm.train.run import Interrupts, open_run, read_run
+from hmmlm.train.run import Interrupts, open_run, read_run, read_support, settle
 
 ABOUT = {"config": {"train": {"epochs": 3}}, "support": "1f"}
 
@@ -114,6 +116,7 @@ def test_a_damaged_checkpoint_is_an_error_with_a_way_out(tmp_path, name):
         (["seconds"], -1, "seconds is -1"),
         (["seconds"], True, "seconds is True"),
         (["position"], 3, "position is 3"),
+        (["position"], {"epoch": 0, "batch": 1.5}, r"position is {'epoch': 0, 'batch': 1\.5}"),
         (["best", "val"], "low", "val is 'low'"),
         (["best", "divisor"], 0, "divisor is 0"),
         (["best", "waited"], None, "waited is None"),
@@ -237,6 +240,91 @@ def test_a_run_can_be_gone_on_with_and_ends_as_a_folder_without_leftovers(tmp_pa
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
     with pytest.raises(InputError, match=r"has no run\.json, so there is nothing to resume"):
         read_run(folder)
+
+
+def test_a_line_of_metrics_is_whole_or_not_there(tmp_path):
+    """A real limit of the size of files, which a process of its own has."""
+    code = """
+import resource, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_run import open_new, progress
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+with open_new(Path(sys.argv[1])) as run:
+    run.add_metrics(progress(1))
+    size = (run.folder / "metrics.jsonl").stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, resource.RLIM_INFINITY))
+    try:
+        run.add_metrics(progress(2))
+    except OSError as error:
+        print(error.strerror)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10 * size, resource.RLIM_INFINITY))
+    run.add_metrics(progress(3))
+"""
+    here = str(Path(__file__).parent)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "run"), here], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "File too large\n"
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 3]
+
+
+def test_a_disk_without_locks_says_so(tmp_path, monkeypatch):
+    def no(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    with open_new(tmp_path / "one") as run:
+        assert run.unlocked == ""
+    monkeypatch.setattr("hmmlm.train.run.fcntl.flock", no)
+    with open_new(tmp_path / "two") as run:
+        assert run.unlocked == "Function not implemented"
+
+
+@pytest.mark.parametrize("left", [["run.json", "run.lock"], ["checkpoints", "run.lock"], []])
+def test_what_a_kill_at_the_end_left_is_removed(tmp_path, left):
+    folder, ours = tmp_path / "run", ["config.json", "metrics.jsonl", "model.safetensors"]
+    folder.mkdir()
+    for name in [*ours, *left]:
+        if name == "checkpoints":
+            (folder / "checkpoints/step-000000003").mkdir(parents=True)
+        else:
+            (folder / name).write_text("{}")
+    if left:
+        (folder / ".model.safetensors.x1f").write_bytes(b"half")
+    assert settle(folder) == bool(left)
+    assert sorted(path.name for path in folder.iterdir()) == ours
+    assert not settle(folder)
+
+
+def test_files_half_written_are_removed_when_a_run_goes_on(tmp_path):
+    with open_new(tmp_path / "run") as run:
+        run.add_metrics(progress(1))
+    (tmp_path / "run/.config.json.x1f").write_bytes(b"half")
+    (tmp_path / "run/.mine").write_bytes(b"whole")
+    with open_new(tmp_path / "run", resume=True):
+        names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names == {"run.json", "run.lock", "metrics.jsonl", ".mine"}
+
+
+def test_the_support_of_a_start_is_kept(tmp_path):
+    support = Support.from_clusters([0, 1, 1], 2)
+    with open_new(tmp_path / "run") as run:
+        run.keep_support(support, torch.float64)
+        assert read_support(run.folder) is None  # there is no checkpoint that has the weights
+        run.checkpoints.write(state(1))
+        found = read_support(run.folder)
+        assert found is not None and found[1] == torch.float64
+        read = found[0]
+        assert read.num_states == 4
+        assert torch.equal(read.rows, support.rows)
+        assert torch.equal(read.row_of_word, support.row_of_word)
+        (run.folder / "support.safetensors").write_bytes(b"half")
+        with pytest.raises(InputError, match=r"support\.safetensors is damaged .*; train anew"):
+            read_support(run.folder)
+        run.finish()
+    assert list((tmp_path / "run").iterdir()) == []
 
 
 def test_odd_lines_of_metrics_are_dropped(tmp_path):

@@ -95,13 +95,19 @@ def find_again(config: Any, run: Path) -> None:
 
     settings = flatten(config.as_tables())
     for name in FILES:
-        if name in settings and not Path(settings[name]).exists():
-            key = name.partition(".")[2]
-            option = {"corpus": "", "start": "--set train.start="}.get(key, f"--{key} ")
-            raise InputError(
-                f"{settings[name]}, which the run in {run} began with, is not there; if it has "
-                f"moved, go on with hmmlm train --resume {quote(str(run))} {option}NEW-PLACE."
-            )
+        # The weights of a model to start from are in a checkpoint, if there is one.
+        if name in settings and name != "train.start" and not Path(settings[name]).exists():
+            raise not_there(name, settings[name], run)
+
+
+def not_there(name: str, place: str, run: Path) -> InputError:
+    """The error of a run that goes on without one of its files."""
+    key = name.partition(".")[2]
+    option = {"corpus": "", "start": "--set train.start="}.get(key, f"--{key} ")
+    return InputError(
+        f"{place}, which the run in {run} began with, is not there; if it has moved, go on with "
+        f"hmmlm train --resume {quote(str(run))} {option}NEW-PLACE."
+    )
 
 
 def check_validation(corpus: Any, config: Any) -> None:

@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -40,6 +41,13 @@ def train(
             help="The folder of a training that was stopped, to go on with.", metavar="RUN"
         ),
     ] = None,
+    resume_if_begun: Annotated[
+        bool,
+        typer.Option(
+            "--resume-if-begun",
+            help="Go on if a training has begun in OUT, and end well if it is over there.",
+        ),
+    ] = False,
     set: Annotated[
         list[str] | None,
         typer.Option(help="A setting, such as train.epochs=20; may be repeated.", metavar="K=V"),
@@ -117,12 +125,15 @@ def train(
     from the options. Ctrl-C saves a checkpoint and leaves; --resume RUN goes on from there.
     Processes started by torchrun train one model together.
     """
+    from hmmlm import __version__
     from hmmlm.data.batches import own_rows
     from hmmlm.train.distributed import join, restarts
     from hmmlm.train.run import is_unfinished, read_run
 
     if resume is not None and out is not None:
         raise InputError(f"--resume goes on in {resume}; leave --out away.")
+    if resume_if_begun and out is None:
+        raise InputError("--resume-if-begun needs --out, the folder that is looked into.")
     run = source if source is not None and source.suffix == ".toml" else None
     named = {
         "model.kind": kind,
@@ -147,10 +158,20 @@ def train(
         ranks = stack.enter_context(join(pick_device(device)))
         if ranks.rank:
             mute()
-        if out is not None and restarts() and ranks.once(is_unfinished, out):
+        given = {"--out": out, "--resume": resume, "--resume-if-begun": resume_if_begun or None}
+        asked = {name: "given" for name, value in given.items() if value is not None}
+        ranks.agree({"the version of hmmlm": __version__, **asked})
+        again = out is not None and (resume_if_begun or restarts() > 0)
+        begun_in = out if again else resume
+        if begun_in is not None and ranks.once(_is_over, begun_in, again):
+            say(f"{begun_in} was trained to its end before; there is nothing left to do.")
+            if json:
+                print_json({"folder": str(begun_in), "steps": 0, "seconds": 0.0, "val": None})
+            return
+        if again and ranks.once(is_unfinished, out):
             out, resume = None, out
         if out is not None:
-            ranks.once(refuse_existing, out)
+            ranks.once(_refuse, out)
         begun = None if resume is None else ranks.once(read_run, resume)
         config = _configure(run, begun, set or [], named)
         if resume is not None:
@@ -198,6 +219,37 @@ def _configure(run: Path | None, begun: Any, changes: list[str], named: dict[str
     if run is not None:
         check_places(tables, run)
     return config
+
+
+def _is_over(folder: Path, again: bool) -> bool:
+    """Whether a training has come to its end in a folder; what a kill at the end left is removed.
+
+    Where nobody has asked for it `again`, a model that is as it should be is not taken for one.
+    """
+    from hmmlm.model import read_model_config
+    from hmmlm.train.run import settle
+
+    try:
+        stopped = read_model_config(folder).get("stopped")
+    except InputError:
+        return False
+    if not settle(folder) and not again:
+        return False
+    if stopped is not None:
+        raise InputError(f"{stopped} The model was written to {folder}.")
+    return True
+
+
+def _refuse(out: Path) -> None:
+    """Refuses a folder that is there; of an unfinished training it says how to go on."""
+    from hmmlm.train.run import is_unfinished
+
+    if is_unfinished(out):
+        raise InputError(
+            f"{out} already exists: its training is not over. Go on with hmmlm train --resume "
+            f"{quote(str(out))}, or choose another name."
+        )
+    refuse_existing(out)
 
 
 def _facts(config: Any, corpus: Any) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""A corpus on disk: token ids in memory-mapped shards, with checksums and the vocabulary."""
+"""A corpus on disk: token ids in shards, with checksums and the vocabulary."""
 
 import hashlib
 import json
-import mmap
 import os
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,22 +19,52 @@ FORMAT = "hmmlm-corpus-1"
 _COUNTS = ("tokens", "sentences", "unknown")
 SHARD_TOKENS = 1 << 26
 _CHUNK = 1 << 22
-_READ_AT_ONCE = 1 << 24  # tokens whose pages may stay mapped
-_READ_AROUND = 1 << 14  # tokens of the pages that the system maps along with one
+
+
+class Shard:
+    """The ids of a file, read when they are asked for: `len()`, and `[a:b]`.
+
+    Not memory-mapped: a file that is cut short meanwhile, or a disk that fails, would end the
+    process where it can be told, and pages of a whole text would stay in its memory.
+    """
+
+    def __init__(self, path: Path, tokens: int, dtype: np.dtype) -> None:
+        self._path, self._tokens, self._dtype = path, tokens, dtype
+        self._file = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._file)
+
+    def __len__(self) -> int:
+        return self._tokens
+
+    def __getitem__(self, key: slice) -> np.ndarray:
+        at, end = (place * self._dtype.itemsize for place in (key.start, key.stop))
+        found = []
+        while at < end:
+            try:
+                data = os.pread(self._file, end - at, at)
+            except OSError as error:
+                raise InputError(f"{self._path} cannot be read: {error.strerror}.") from error
+            if not data:
+                raise InputError(
+                    f"{self._path} has become shorter since it was opened: it ends at byte {at:,}, "
+                    f"not {len(self) * self._dtype.itemsize:,}; copy it again or prepare the text "
+                    f"again."
+                )
+            found.append(data)
+            at += len(data)
+        return np.frombuffer(b"".join(found), self._dtype)
 
 
 class TokenArray:
-    """A read-only sequence of token ids over one or more arrays, usually memory-mapped.
+    """A read-only sequence of token ids over one or more arrays or files.
 
-    `len()`; `[a:b]` copies that stretch as int64, `[i]` is one id. Memory: what is asked for, and
-    up to 64 MiB of mapped pages.
+    `len()`; `[a:b]` copies that stretch as int64, `[i]` is one id. Memory: what is asked for.
     """
 
-    def __init__(self, parts: Sequence[np.ndarray], *, eos_id: int) -> None:
+    def __init__(self, parts: Sequence[np.ndarray | Shard], *, eos_id: int) -> None:
         self._parts = list(parts)
         self._ends = np.cumsum([len(part) for part in self._parts], dtype=np.int64)
         self.eos_id = eos_id
-        self._read = 0
 
     @classmethod
     def from_ids(cls, ids: Sequence[int] | np.ndarray, *, eos_id: int) -> "TokenArray":
@@ -67,19 +97,7 @@ class TokenArray:
             end = min(stop, int(self._ends[part]))
             found.append(self._parts[part][start - begin : end - begin])
             start, part = end, part + 1
-        ids = np.concatenate(found, dtype=np.int64)
-        self._forget_pages(len(ids))
-        return ids
-
-    def _forget_pages(self, tokens: int) -> None:
-        """Gives mapped pages back once many were read; without it a whole text ends in memory."""
-        self._read += tokens + _READ_AROUND
-        if self._read < _READ_AT_ONCE or not hasattr(mmap, "MADV_DONTNEED"):  # not everywhere
-            return
-        self._read = 0
-        for part in self._parts:
-            if isinstance(part, np.memmap):
-                part._mmap.madvise(mmap.MADV_DONTNEED)  # pyright: ignore[reportAttributeAccessIssue]
+        return np.concatenate(found, dtype=np.int64)
 
     def sentence_offsets(self) -> np.ndarray:
         """Where each sentence starts: 0 and behind every `<eos>` but a last one, int64.
@@ -106,7 +124,7 @@ class Corpus:
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], *, verify: bool = True) -> "Corpus":
-        """Map the shards. `verify` reads all of them once: checksums, and ids in the vocabulary.
+        """Opens the shards. `verify` reads all of them once: checksums, and ids in the vocabulary.
 
         Sizes and the vocabulary's hash are checked always.
         """
@@ -135,7 +153,7 @@ class Corpus:
             parts = []
             for shard in split["shards"]:
                 path = folder / shard["file"]
-                parts.append(_map_shard(path, shard["tokens"], dtype))
+                parts.append(_open_shard(path, shard["tokens"], dtype))
                 if verify:
                     _verify(path, dtype, shard["sha256"], tokenizer.vocab_size)
             arrays[name] = TokenArray(parts, eos_id=tokenizer.eos_id)
@@ -316,7 +334,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
     return index
 
 
-def _map_shard(path: Path, tokens: int, dtype: np.dtype) -> np.ndarray:
+def _open_shard(path: Path, tokens: int, dtype: np.dtype) -> Shard:
     expected = tokens * dtype.itemsize
     try:
         size = path.stat().st_size
@@ -325,7 +343,7 @@ def _map_shard(path: Path, tokens: int, dtype: np.dtype) -> np.ndarray:
                 f"{path} has {size:,} bytes but corpus.json says {expected:,}; copy it again or "
                 "prepare the text again."
             )
-        return np.memmap(path, dtype=dtype, mode="r")
+        return Shard(path, tokens, dtype)
     except OSError as error:
         raise InputError(
             f"{path} cannot be read: {error.strerror}; prepare the text again."
@@ -335,7 +353,7 @@ def _map_shard(path: Path, tokens: int, dtype: np.dtype) -> np.ndarray:
 def _verify(path: Path, dtype: np.dtype, sha256: str, vocab_size: int) -> None:
     checksum = hashlib.sha256()
     largest = 0
-    with path.open("rb") as file:  # not through the mapping, whose pages would stay in memory
+    with path.open("rb") as file:
         while data := file.read(_CHUNK * dtype.itemsize):
             checksum.update(data)
             largest = max(largest, int(np.frombuffer(data, dtype).max()))

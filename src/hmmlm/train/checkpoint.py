@@ -30,7 +30,8 @@ TENSORS, NUMBERS = "state.safetensors", "state.json"
 class Saving:
     """When a checkpoint is due: after so many `save_steps` (0: never), or `save_minutes`.
 
-    The newest `keep` of them stay, and that of the step whose weights were best.
+    The newest `keep` of them stay, and that of the step whose weights were best if one was written
+    then; each has the best weights so far.
     """
 
     save_steps: int = 0
@@ -57,14 +58,18 @@ class Checkpoints:
     def due(self, step: int) -> bool:
         """Whether one should be written after a step."""
         every = self.saving.save_steps
-        late = time.monotonic() - self.saved > 60 * self.saving.save_minutes
-        return bool(every and step % every == 0) or late
+        return bool(every and step % every == 0) or self.is_late
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the last one was written more than `save_minutes` ago."""
+        return time.monotonic() - self.saved > 60 * self.saving.save_minutes
 
     def write(self, state: State) -> None:
         """Writes a checkpoint and removes those that need not be kept."""
         self.saved = time.monotonic()
         path = self.folder / f"step-{state.numbers['step']:09d}"
-        if path.exists():  # a resumed run that was stopped before its first step
+        if path.exists():  # of a run that has made no step since
             return
         held = {"format": FORMAT, "about": self.about, "numbers": _without_inf(state.numbers)}
         held["tensors"] = _shapes(state.tensors)
@@ -118,10 +123,6 @@ class Checkpoints:
         numbers["best"]["val"] = _with_inf(numbers["best"]["val"])
         return State(tensors, numbers)
 
-    def remove(self) -> None:
-        """Removes all checkpoints."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-
     def sweep(self) -> None:
         """Removes what a process that was killed left half written."""
         for path in self.folder.glob(".step-*"):
@@ -154,8 +155,10 @@ def _check(numbers: Mapping[str, Any], step: int) -> None:
         raise ValueError(f"step is {numbers['step']!r} but the folder's {step}")
     if best["val"] is not None and type(best["val"]) not in (int, float):
         raise ValueError(f"val is {best['val']!r}")
-    if not isinstance(numbers["position"], dict | None):
-        raise ValueError(f"position is {numbers['position']!r}")
+    position = numbers["position"]
+    places = position.values() if isinstance(position, dict) else [None]
+    if position is not None and not all(type(place) is int for place in places):
+        raise ValueError(f"position is {position!r}")
 
 
 def describe_difference(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> str:

@@ -295,6 +295,11 @@ def _check_learner(config: Config) -> None:
             f"dropout is {config.dropout.rate} but optimiser {name} counts on all states: it must "
             f"be 0, and dropout_last left out."
         )
+    elif config.data.layout == "streams":
+        raise InputError(
+            f"layout is streams but optimiser {name} counts each row of a batch as a text of its "
+            f"own: what comes after a row would be missing. Use layout packed or windows."
+        )
     elif train.precision != "float32":
         raise InputError(
             f"precision is {train.precision} but optimiser {name} counts in float32 and sums in "

@@ -43,6 +43,12 @@ class Ranks:
             for tensor in tensors:
                 dist.all_reduce(tensor)
 
+    def share_tensors(self, tensors: Iterable[Tensor]) -> None:
+        """Puts the tensors of rank 0 in place of those of the others."""
+        if self.ranks > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, 0)
+
     def total(self, *numbers: int | float) -> list[float]:
         """The sums of numbers over all ranks."""
         sums = torch.tensor(numbers, dtype=torch.float64)
@@ -91,13 +97,13 @@ def join(device: str) -> Iterator[Ranks]:
     Each rank on GPUs has the one of its number on its machine. The first rank to fail raises its
     error; the others end without a word, with status 2.
     """
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    ranks = _setting("WORLD_SIZE", default=1, least=1)
     if ranks == 1:
         yield Ranks(device=device)
         return
     if "RANK" not in os.environ:
         raise InputError(f"WORLD_SIZE is {ranks:,} but RANK is not set; start ranks with torchrun.")
-    rank, local = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
+    rank, local = _setting("RANK"), _setting("LOCAL_RANK")
     store, _, _ = next(rendezvous("env://", timeout=PATIENCE))
     # torchrun may keep its store when it starts ranks again: what was there is of ranks that ended.
     store = PrefixStore(f"hmmlm/{restarts()}", store)
@@ -126,7 +132,18 @@ def join(device: str) -> Iterator[Ranks]:
 
 def restarts() -> int:
     """How often torchrun has started the ranks again, after one had failed."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return _setting("TORCHELASTIC_RESTART_COUNT")
+
+
+def _setting(name: str, *, default: int = 0, least: int = 0) -> int:
+    """A whole number of the environment."""
+    given = os.environ.get(name, str(default))
+    if not re.fullmatch(r"[0-9]{1,9}", given) or int(given) < least:
+        raise InputError(
+            f"{name} is {given!r} but must be a whole number of at least {least}; start ranks with "
+            f"torchrun, or unset it."
+        )
+    return int(given)
 
 
 def own_device(device: str, local: int) -> str:

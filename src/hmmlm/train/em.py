@@ -55,6 +55,8 @@ class Em:
             hmm = self._hmm()  # the mean over a block: each of its states counts once
             maximise(model, hmm, *(field.double().exp() for field in hmm.fields()), tie=tie)
 
+    can_be_left = True
+
     def step(self, batches: Iterable[Batch], rate: float, done: float) -> Step:
         if not 0 < rate <= 1:
             raise InputError(
@@ -67,16 +69,11 @@ class Em:
         return Step(sums.loss, int(sums.tokens), 0.0)
 
     def state(self) -> dict[str, Tensor]:
-        """What is carried, and whether the logits are log tables."""
-        return {
-            **self.expectation.state(),
-            "tables": torch.tensor(self._versions() == self.written),
-        }
+        """Whether the logits are log tables."""
+        return {"tables": torch.tensor(self._versions() == self.written)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        held = dict(state)
-        self.written = self._versions() if bool(held.pop("tables")) else []
-        self.expectation.restore(held)
+        self.written = self._versions() if bool(state["tables"]) else []
 
     def _versions(self) -> list[int]:
         return [logits._version for logits in _logits(self.model)]

@@ -3,7 +3,7 @@
 Their sums are all that an M-step reads.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -11,11 +11,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hmmlm.data.batches import Batch
-from hmmlm.errors import InputError
 from hmmlm.hmm import HMM
 from hmmlm.inference import counts
 from hmmlm.inference.labelled import labelled
-from hmmlm.results import Belief
+from hmmlm.train.loop import Diverged
 from hmmlm.transitions import Dense
 
 
@@ -44,23 +43,22 @@ Reduce = Callable[[list[Tensor]], None]
 class Expectation:
     """Expected counts, summed over batches in float64. Memory: two of the tables, and a batch.
 
-    With `carry`, row b of a batch goes on from the belief where row b of the batch before ended,
-    unless it says restart; after `reset_id` the chain starts afresh. Tokens that a batch labels may
-    come from the states of their label only: those that `label_of_state` gives it. `reduce` is
-    called once a step with the sums of this process.
+    Every row is a text of its own: carried forward only, belief would count the transition from
+    one batch to the next without what comes after it, and the evidence could fall. After
+    `reset_id` the chain starts afresh. Tokens that a batch labels may come from the states of their
+    label only: those that `label_of_state` gives it. `reduce` is called once a step with the sums
+    of this process.
     """
 
     def __init__(
         self,
         *,
-        carry: bool = False,
         reset_id: int | None = None,
         label_of_state: Int[Tensor, " Z"] | None = None,
         reduce: Reduce | None = None,
     ) -> None:
-        self.carry, self.reset_id, self.reduce = carry, reset_id, reduce
+        self.reset_id, self.reduce = reset_id, reduce
         self.label_of_state = label_of_state
-        self.belief: Belief | None = None
 
     def __call__(self, hmm: HMM, batches: Iterable[Batch]) -> Sums:
         """The sums under an HMM with a table of transitions.
@@ -88,7 +86,7 @@ class Expectation:
             sums = [total.double() for total in sums]
             self.reduce(sums)
         if (rows := int(sums.pop())) > 0:
-            raise InputError(
+            raise Diverged(
                 f"Training stopped: the model gives probability zero to {rows:,} of the rows of "
                 "text. Words, transitions or labels of theirs had no counts in earlier steps, or "
                 "the model it started from rules them out; use a train.pseudocount above 0, or a "
@@ -107,22 +105,6 @@ class Expectation:
             lengths=batch.lengths.to(hmm.device),
             restart=batch.restart.to(hmm.device),
             reset_id=self.reset_id,
-            belief=self._belief(batch),
         )
-        self.belief = found.belief if self.carry else None
         found = found if fold is None else fold(found)
         return found.fields(), found.log_evidence
-
-    def _belief(self, batch: Batch) -> Belief | None:
-        """What is carried into a batch: nothing where it starts anew; its last rows may be over."""
-        if self.belief is None or bool(batch.restart[:, 0].all()):
-            return None
-        rows = torch.arange(batch.tokens.shape[0], device=self.belief.fresh.device)
-        return self.belief.select(rows)
-
-    def state(self) -> dict[str, Tensor]:
-        """The belief that is carried."""
-        return {} if self.belief is None else self.belief._asdict()
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        self.belief = Belief(*(state[key] for key in Belief._fields)) if state else None

@@ -1,6 +1,6 @@
 """Generalised expectation maximisation: AdamW on expected counts, for any parameterisation."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from jaxtyping import Float
@@ -23,7 +23,8 @@ class GeneralisedEm:
     Counts are those of the tables before the step, all of them in memory, Z x Z of transitions
     too. If Q did not rise, the weights go back and it is tried again at half the rate; in the end
     they stay as they were. So with all batches in a step the evidence never falls (with a
-    `pseudocount` log p(text) + pseudocount * sum log tables does not).
+    `pseudocount` log p(text) + pseudocount * sum log tables does not). `share` is called after a
+    step with the weights, to give all processes those of one: rounding may differ between them.
     O(gradient_steps Z^2 H) time beyond the expectation.
     """
 
@@ -35,6 +36,7 @@ class GeneralisedEm:
         settings: TrainSettings,
         gradient_steps: int = 10,
         pseudocount: float = 0.0,
+        share: Callable[[Iterable[Tensor]], None] | None = None,
     ) -> None:
         if gradient_steps < 1:
             raise InputError(f"gradient_steps is {gradient_steps} but must be at least 1.")
@@ -42,7 +44,9 @@ class GeneralisedEm:
             raise InputError(f"pseudocount is {pseudocount} but must be at least 0.")
         self.model, self.settings = model, settings
         self.expectation = expectation or Expectation()
-        self.gradient_steps, self.pseudocount = gradient_steps, pseudocount
+        self.gradient_steps, self.pseudocount, self.share = gradient_steps, pseudocount, share
+
+    can_be_left = True
 
     def step(self, batches: Iterable[Batch], rate: float, done: float) -> Step:
         with torch.no_grad():
@@ -62,6 +66,8 @@ class GeneralisedEm:
                     break
             self.model.load_state_dict(old)
             rate /= 2
+        if self.share is not None:
+            self.share([parameter.detach() for parameter in self.model.parameters()])
         return Step(sums.loss, int(sums.tokens), 0.0)
 
     def _climb(self, sums: Sums, rate: float) -> None:
@@ -77,10 +83,10 @@ class GeneralisedEm:
         optimiser.zero_grad()
 
     def state(self) -> dict[str, Tensor]:
-        return self.expectation.state()
+        return {}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        self.expectation.restore(state)
+        pass
 
 
 def with_table(hmm: HMM) -> HMM:

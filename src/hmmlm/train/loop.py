@@ -78,7 +78,14 @@ PRECISIONS = ("float32", "bf16")
 
 
 class Diverged(InputError):
-    """Training stopped because a loss or a validation value is no number, on all ranks alike."""
+    """Training stopped, on all ranks alike, because there is nothing left to learn from.
+
+    A loss or a validation value is no number, or the model rules the text out.
+    """
+
+
+class Left(Exception):
+    """A step was left between two of its batches; all is as it was before the step."""
 
 
 class Progress(NamedTuple):
@@ -126,8 +133,11 @@ class Learner(Protocol):
 
     `step` learns from some batches at a rate when a share `done` of training is over; one whose
     loss or size is not finite must not have changed the model. `state` is all it needs to go on,
-    besides the weights of the model: tensors by name.
+    besides the weights of the model: tensors by name. One that `can_be_left` has changed nothing
+    when its batches raise an error.
     """
+
+    can_be_left: bool
 
     @property
     def model(self) -> nn.Module: ...
@@ -158,7 +168,12 @@ class Training:
     `state()`, asked for after a step, is all there is to go on from there in another process, as
     if there had been no end between. Its tensors are the ones in use: write them before the next
     step.
+
+    `between` is asked before every batch of a learner that can be left, by all ranks: True leaves
+    the step, which raises `Left`. There too `state()` is that before the step.
     """
+
+    between: Callable[[], bool] | None = None
 
     def __init__(
         self,
@@ -181,6 +196,7 @@ class Training:
             self.averaged = AveragedModel(learner.model, multi_avg_fn=average)
         self.best = Best(learner.model, settings)
         self.step, self.tokens, self.seconds = 0, 0, 0.0
+        self._begun: Any = None  # where the batches of the step that is being made begin
         # Checks are spread over an epoch; the last one is at its end.
         checks = min(settings.checks, self.per_epoch)
         self.checks = {round(self.per_epoch * n / checks) for n in range(1, checks + 1)}
@@ -190,7 +206,7 @@ class Training:
         return self.step >= self.steps or 0 < self.settings.early_stop <= self.best.waited
 
     def __iter__(self) -> Iterator[Progress]:
-        stream, diverged = _epochs(self.batches), False
+        stream, settled = _epochs(self.batches), False
         try:
             while not self.is_over:
                 done, within = self.step / self.steps, self.step % self.per_epoch
@@ -199,7 +215,7 @@ class Training:
                 began = time.perf_counter()
                 # Whether weights are any good shows in the loss of the next step.
                 tried = _copy(self.shown) if self._is_worth_keeping() else None
-                made = self.learner.step(islice(stream, size), rate, done)
+                made = self._learn(islice(stream, size), rate, done)
                 if not math.isfinite(made.loss) or not math.isfinite(made.size):
                     self.best.restore()
                     raise Diverged(
@@ -227,12 +243,33 @@ class Training:
                     rate,
                     val,
                 )
-        except Diverged:
-            diverged = True
+        except (Diverged, Left):
+            settled = True
             raise
         finally:
-            if not diverged:
+            if not settled:
                 self._settle()
+
+    def _learn(self, batches: Iterator[Batch], rate: float, done: float) -> Step:
+        """A step of the learner, which may be left."""
+        self._begun = getattr(self.batches, "position", None)
+        try:
+            return self.learner.step(self._watch(batches), rate, done)
+        except Diverged:
+            self._settle()
+            raise
+        except Left:
+            if self._begun is not None:
+                self.batches.position = self._begun  # pyright: ignore
+            raise
+        finally:
+            self._begun = None
+
+    def _watch(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            if self.learner.can_be_left and self.between is not None and self.between():
+                raise Left
+            yield batch
 
     @property
     def shown(self) -> nn.Module:
@@ -269,7 +306,7 @@ class Training:
         tensors = {f"{part}.{key}": v for part, held in parts.items() for key, v in held.items()}
         numbers: dict[str, Any] = {"step": self.step, "tokens": self.tokens}
         numbers |= {"seconds": self.seconds, "best": self.best.numbers()}
-        numbers["position"] = getattr(self.batches, "position", None)
+        numbers["position"] = self._begun or getattr(self.batches, "position", None)
         return State(tensors, numbers)
 
     def restore(self, state: State) -> None:
@@ -304,7 +341,8 @@ class Training:
 class Best:
     """The weights that were best on validation; before there are any, some that did no harm.
 
-    `step` is that of the best value, 0 if there was none, and `kept` that of the weights.
+    `step` is that of the best value, 0 if there was none, and `kept` that of the weights. As long
+    as all values are infinite, they tell nothing: the newest weights are the best.
     """
 
     def __init__(self, model: nn.Module, settings: TrainSettings) -> None:
@@ -323,11 +361,10 @@ class Best:
                 f"are those of step {self.kept:,}; try a lower learning rate."
             )
         self._wait(val)
-        if val < self.val or self.step == 0:
+        self.waited = 0 if val < self.val or self.step == 0 else self.waited + 1
+        if val < self.val or math.isinf(self.val):
             self.weights, self.kept = _copy(shown), step
-            self.step, self.val, self.waited = step, val, 0
-        else:
-            self.waited += 1
+            self.step, self.val = step, val
 
     def _wait(self, val: float) -> None:
         if self.settings.schedule != "plateau":

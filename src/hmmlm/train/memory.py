@@ -1,5 +1,6 @@
 """Whether tables fit the memory that is free."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -9,6 +10,13 @@ from hmmlm.support import Support
 
 BYTES = 36
 """Of each number of the tables: the model, the best one, sums in float64, a batch's counts."""
+
+GROUPS = {
+    "": ("", "memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+"""By the controllers that a line of /proc/self/cgroup names: the folder below /sys/fs/cgroup, the
+files with the limit and with what is taken, and what of that the system gives back when asked."""
 
 
 def check_tables(support: Support, device: str | torch.device = "cpu") -> None:
@@ -27,9 +35,34 @@ def free_memory(device: torch.device) -> int | None:
     """Bytes that can still be taken; None where the system does not say."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
+    lines = _read(Path("/proc/meminfo")).splitlines()
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return min([*found, *left_in_groups()], default=None)
+
+
+def left_in_groups(root: Path = Path("/")) -> Iterator[int]:
+    """What the limits of control groups, such as a container's or a job's, leave to this process.
+
+    A group within others has their limits too.
+    """
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, place = line.split(":", 2)
+        for controller in {"", "memory"} & set(controllers.split(",")):
+            folder, limit, used, spare = GROUPS[controller]
+            top = root / "sys/fs/cgroup" / folder
+            group = top / place.strip("/")
+            for inner in (group, *group.parents):
+                most, taken = _read(inner / limit).strip(), _read(inner / used).strip()
+                if most.isdigit() and taken.isdigit():  # not where it says max
+                    entries = _read(inner / "memory.stat").splitlines()
+                    given_back = dict(entry.split() for entry in entries).get(spare, 0)
+                    yield max(0, int(most) - int(taken) + int(given_back))
+                if inner == top:
+                    break
+
+
+def _read(path: Path) -> str:
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        return path.read_text()
     except OSError:
-        return None
-    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(found[0]) * 1024 if found else None
+        return ""

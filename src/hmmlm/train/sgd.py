@@ -60,6 +60,8 @@ class Sgd:
         if self.why_no_graph is None and isinstance(loss, HmmLoss):
             self.graphed = GraphedSteps(model, loss, self.optimiser, settings)
 
+    can_be_left = False  # a loss may draw numbers and carry something on with every batch
+
     def step(self, batches: Iterable[Batch], rate: float, done: float) -> Step:
         if self.graphed is not None:
             (batch,) = batches = list(batches)
