@@ -43,6 +43,7 @@ def fit(
     from hmmlm.train.loop import Diverged, Training
     from hmmlm.train.memory import check_tables
     from hmmlm.train.run import Interrupts, open_run
+    from hmmlm.train.sgd import Sgd
 
     check_validation(corpus, config)
     tokens, words, device = corpus.split("train"), corpus.tokenizer, ranks.device
@@ -91,6 +92,11 @@ def fit(
     learner = make_learner(
         config, model, support, eos_id=words.eos_id, label_of_state=label_of_state, ranks=ranks
     )
+
+    if torch.device(device).type == "cuda" and isinstance(learner, Sgd):
+        reason = learner.why_no_graph
+        how = "replays one CUDA graph" if reason is None else f"has no CUDA graph: {reason}"
+        say(f"a step {how}", indent=indent)
 
     def validate(model: Any) -> float:
         held_out = corpus.split("valid")

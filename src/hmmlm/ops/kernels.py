@@ -1,5 +1,6 @@
 """Whether Triton kernels can run, and the arithmetic of their products."""
 
+import os
 from functools import cache
 
 import torch
@@ -19,6 +20,11 @@ def why_not(device: torch.device) -> str | None:
     if major < 8:
         return f"kernels need bfloat16 (compute capability 8.0); this GPU has {major}.{minor}"
     return None
+
+
+def is_interpreted() -> bool:
+    """Whether Triton's interpreter runs the kernels, on a CPU: small tiles are faster there."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def product(one: Tensor, other: Tensor) -> Tensor:

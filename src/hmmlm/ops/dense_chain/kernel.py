@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hmmlm.ops.kernels import precision_of, product
+from hmmlm.ops.kernels import is_interpreted, precision_of, product
 from hmmlm.ops.messages.scaled import lowest
 
 
@@ -235,7 +235,7 @@ def run(
     messages[:, 0] = 0
     backs, weights = (torch.empty_like(part) if back else part for part in (joints, messages))
     low = torch.zeros(2, batch, dtype=torch.int32, device=device)
-    shape = _shape(batch, states, device)
+    shape = _shape(states)
     grid = (triton.cdiv(batch, shape["ROWS"]), triton.cdiv(states, shape["COLUMNS"]), 1 + back)
     restart = restart.to(torch.int8)
     for time in range(steps):
@@ -273,9 +273,9 @@ def pair_counts(matrix: Matrix, met: Met) -> Tensor:
     return product(messages.T, pairs).mul_(matrix.probs)
 
 
-def _shape(batch: int, states: int, device: torch.device) -> dict[str, int]:
+def _shape(states: int) -> dict[str, int]:
     """The part of a step that a program makes: small enough that all processors have one."""
-    if device.type == "cpu":
+    if is_interpreted():
         return {"ROWS": 16, "COLUMNS": 16, "INNER": 16, "num_warps": 4, "num_stages": 2}
     if states <= 1024:
         return {"ROWS": 32, "COLUMNS": 32, "INNER": 128, "num_warps": 4, "num_stages": 3}

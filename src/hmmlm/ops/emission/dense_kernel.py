@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hmmlm.ops.kernels import precision_of, product
+from hmmlm.ops.kernels import is_interpreted, precision_of, product
 from hmmlm.ops.normaliser.kernel import log_normaliser
 
 
@@ -66,9 +66,10 @@ class LogSoftmax(torch.autograd.Function):
         norms = log_normaliser(vectors, items, bias)
         (states, width), words = vectors.shape, len(items)
         table = torch.empty(words, states, device=items.device)
-        on_cpu = items.device.type == "cpu"
         item, side = (
-            (32, 32) if on_cpu else (128, min(128, max(16, triton.next_power_of_2(states))))
+            (32, 32)
+            if is_interpreted()
+            else (128, min(128, max(16, triton.next_power_of_2(states))))
         )
         wide = min(64, max(16, triton.next_power_of_2(width)))
         _table[(triton.cdiv(words, item), triton.cdiv(states, side))](

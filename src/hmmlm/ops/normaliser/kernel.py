@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hmmlm.ops.kernels import precision_of
+from hmmlm.ops.kernels import is_interpreted, precision_of
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -205,7 +205,7 @@ PROCESSORS = 132
 
 def choose_tile(operand: Tensor) -> Tile:
     """The fastest of ten that were tried on an H200, for factors of 256; smaller for wider ones."""
-    if operand.device.type == "cpu":
+    if is_interpreted():
         return Tile(32, 32, 4, 2)
     wide = triton.next_power_of_2(operand.shape[1]) * operand.element_size()
     if wide <= 512:

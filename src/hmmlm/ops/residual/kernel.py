@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hmmlm.ops.kernels import precision_of, product
+from hmmlm.ops.kernels import is_interpreted, precision_of, product
 
 
 @triton.jit
@@ -137,7 +137,7 @@ def _constants(inputs: Tensor, eps: float) -> dict[str, Any]:
     return {
         "EPS": eps,
         "W": width,
-        "ROWS": 64 if inputs.device.type != "cpu" else 16,
+        "ROWS": 16 if is_interpreted() else 64,
         "PRECISION": precision_of(inputs),
         "num_warps": 8 if width > 64 else 4,
         "num_stages": 1,
