@@ -232,6 +232,7 @@ def test_a_corpus_of_another_vocabulary(place, call, refused):
         (["evaluate", "text.txt", "corpus"], "text.txt is a file but must be a model's folder."),
         (["score", "no", "text.txt"], "no does not exist; give a model's folder."),
         (["info", "no"], "no does not exist; give a model's folder."),
+        (["info"], "Give a folder or a file, or --device to see what runs there."),
         (["prepare", "corpus", "--out=new"], "corpus is already a prepared corpus; train on it .*"),
         (["prepare", "model", "--out=new"], "model has no training text; looked for .*"),
         (

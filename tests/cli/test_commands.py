@@ -169,6 +169,15 @@ def test_next_gives_probabilities_that_fall(place, call):
     assert lines[0].split() == [f"{result[0]['prob']:.6f}", result[0]["token"]]
 
 
+def test_info_says_what_runs_on_a_device(place, call) -> None:
+    alone = last_json(call("info", "--device", "cpu", "--json").out)
+    assert alone["device"] == "cpu"
+    assert alone["normaliser_bf16"].startswith("plain: kernels run on a CUDA device")
+    answer = call("info", "model", "--device", "cpu", "--json")
+    assert last_json(answer.out)["inference"].startswith("scaled: ")
+    assert "inference  scaled: " in answer.out
+
+
 def test_info_of_a_model_and_of_a_corpus(place, call):
     answer = call("info", "model", "--states", 2, "--json")
     result = last_json(answer.out)

@@ -199,28 +199,66 @@ def next_tokens(
 
 
 def info(
-    folder: Annotated[Path, typer.Argument(help="A model's or a corpus' folder, or a paths file.")],
+    folder: Annotated[
+        Path | None, typer.Argument(help="A model's or a corpus' folder, or a paths file.")
+    ] = None,
     states: Annotated[
         int,
         typer.Option(help="How many states to show by their words.", parser=whole(0), metavar="N"),
     ] = 0,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device", help="Say what runs on auto, cpu or cuda:N, and why.", metavar="D"
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
-    """What is in a model's folder, a corpus' or a file of clusters."""
-    if folder.is_file():
+    """What is in a model's folder, a corpus' or a file of clusters; what runs on a device."""
+    if folder is None and device is None:
+        raise InputError("Give a folder or a file, or --device to see what runs there.")
+    if folder is None:
+        result = {}
+    elif folder.is_file():
         result = paths_info(folder)
     elif (folder / "corpus.json").exists():
         result = _corpus_info(folder)
     else:
-        loaded = _load(folder, "cpu")
+        loaded = _load(folder, "cpu" if device is None else device)
         result = _model_info(loaded)
         if states:
             say_states(loaded, range(min(states, loaded.hmm.num_states)))
+    if device is not None:
+        result |= device_info(pick_device(device), loaded.hmm if "support" in result else None)
     for key, value in result.items():
         for name, shown in _table_lines(key, value):
             say(f"{name.replace('_', ' '):>20}  {_shown(shown)}")
     if json:
         print_json(result)
+
+
+def device_info(device: str, hmm: Any = None) -> dict[str, Any]:
+    """Which implementations run on a device, and why; those of inference for a model."""
+    import torch
+
+    from hmmlm.inference.chain import Chain
+    from hmmlm.inference.dispatch import WITH_KERNEL, choose
+    from hmmlm.ops import emission, normaliser, residual
+
+    place = torch.device(device)
+    name = torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu"
+    result: dict[str, Any] = {"device": name}
+    if hmm is not None:
+        chain = Chain(hmm, torch.zeros(1, 1, dtype=torch.long))
+        result["inference"] = "{}: {}".format(*choose("auto", WITH_KERNEL, chain))
+    for precision, operand in (("float32", None), ("bf16", torch.bfloat16)):
+        chosen = {
+            "normaliser": normaliser.choose(place, operand),
+            "emissions": emission.choose(place, True, operand),
+            "networks": residual.choose(place, 256, operand),
+        }
+        result |= {f"{key}_{precision}": f"{one}: {why}" for key, (one, why) in chosen.items()}
+    return result
 
 
 def _table_lines(key: str, value: Any) -> Iterator[tuple[str, Any]]:

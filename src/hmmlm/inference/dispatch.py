@@ -2,23 +2,36 @@
 
 from collections.abc import Iterator
 
+import torch
+
 from hmmlm.errors import InputError
 from hmmlm.inference.chain import Chain
 from hmmlm.inference.recursion import DenseScaled, Passes, Stepwise
+from hmmlm.ops.kernels import is_interpreted, why_not
 from hmmlm.ops.messages import reference, scaled
 
 RECURSIONS = ("reference", "scaled")
+WITH_KERNEL = (*RECURSIONS, "kernel")
 
 
-def choose(implementation: str, offered: tuple[str, ...] = RECURSIONS) -> tuple[str, str]:
-    """The implementation that will run, and the reason."""
+def choose(
+    implementation: str, offered: tuple[str, ...] = RECURSIONS, chain: Chain | None = None
+) -> tuple[str, str]:
+    """The implementation that will run on a chain, and the reason."""
+    reason = "this function has none" if chain is None else why_no_kernel(chain)
     if implementation == "auto":
+        if reason is None and "kernel" in offered:
+            return "kernel", "blocks on a GPU; rows that lose digits are redone in float64"
         if "scaled" in offered:
             return (
                 "scaled",
                 "matrix products; rows that lose digits are redone in a wider arithmetic",
             )
         return offered[0], "the only implementation"
+    if implementation == "kernel" and "kernel" in offered and reason is not None:
+        is_tested = is_interpreted() and reason == ON_CPU
+        if not is_tested:
+            raise InputError(f"implementation is 'kernel' but {reason}; use scaled, or auto.")
     if implementation not in offered:
         raise InputError(
             f"implementation is {implementation!r} but this function offers "
@@ -27,8 +40,29 @@ def choose(implementation: str, offered: tuple[str, ...] = RECURSIONS) -> tuple[
     return implementation, "asked for"
 
 
+ON_CPU = "kernels run on a CUDA device, and this is cpu"
+
+
+def why_no_kernel(chain: Chain) -> str | None:
+    """What keeps kernels from a chain; None if nothing does."""
+    hmm = chain.hmm
+    if chain.dense:
+        return "the kernel of dense states is for training steps"
+    if not hmm.support.is_partition:
+        return "words share only a part of their states, and the kernel is for blocks"
+    if any(chain.wide):
+        return "a token is missing (-1), which the kernel does not know"
+    if hmm.dtype != torch.float32:
+        return f"the tables are {str(hmm.dtype).removeprefix('torch.')}, and the kernel is float32"
+    return why_not(hmm.device)
+
+
 def recursion(chain: Chain, name: str) -> Passes:
     """The forward-backward passes of an implementation over a chain."""
+    if name == "kernel":
+        from hmmlm.inference.block_kernels import BlockKernel  # Triton need not be there
+
+        return BlockKernel(chain)
     if name == "reference":
         return Stepwise(chain, reference)
     if chain.dense and chain.table.is_resident:

@@ -10,7 +10,7 @@ from torch import Tensor
 from hmmlm.hmm import HMM
 from hmmlm.inference.chain import Chain, all_states
 from hmmlm.inference.dispatch import (
-    RECURSIONS,
+    WITH_KERNEL,
     choose,
     recursion,
     stretches,
@@ -40,14 +40,14 @@ def log_prob(
     O(Z^2).
     """
     chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id, restart=restart)
-    name, _ = choose(implementation, (*RECURSIONS, SCAN))
+    name, _ = choose(implementation, (*WITH_KERNEL, SCAN), chain)
     with torch.no_grad():
         result = score_chain(chain, name)
 
     def gradients(grad: Tensor) -> tuple[Tensor, ...]:
         from hmmlm.inference.smoothing import chain_counts
 
-        return chain_counts(chain, name if name in RECURSIONS else "scaled", grad).fields()
+        return chain_counts(chain, "scaled" if name == SCAN else name, grad).fields()
 
     evidence = with_gradient(result.log_evidence, hmm, gradients)
     if belief is not None:
@@ -67,7 +67,7 @@ def filter(
 ) -> StateProbs:
     """p(z_t | x_1..t) at every step. O(T K^2) time per row; memory as `log_prob`."""
     chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id, restart=restart)
-    name, _ = choose(implementation, (*RECURSIONS, SCAN))
+    name, _ = choose(implementation, (*WITH_KERNEL, SCAN), chain)
     with torch.no_grad():
         result = empty_state_probs(chain)
         scores = score_chain(chain, name, record=result)

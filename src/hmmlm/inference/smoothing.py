@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hmmlm.hmm import HMM
 from hmmlm.inference.chain import Chain
-from hmmlm.inference.dispatch import RECURSIONS, choose, recursion, stretches
+from hmmlm.inference.dispatch import WITH_KERNEL, choose, recursion, stretches
 from hmmlm.inference.evidence import (
     LastMessage,
     empty_state_probs,
@@ -40,7 +40,7 @@ def smooth(
 ) -> StateProbs:
     """p(z_t | x_1..T) at every step. O(T K^2) time and O(T K) memory per row."""
     chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id, restart=restart)
-    name, _ = choose(implementation, (*RECURSIONS, SCAN))
+    name, _ = choose(implementation, (*WITH_KERNEL, SCAN), chain)
     with torch.no_grad():
         result = empty_state_probs(chain)
         if name == SCAN:
@@ -72,7 +72,7 @@ def counts(
     float64 where there are many.
     """
     chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id, restart=restart)
-    name, _ = choose(implementation)
+    name, _ = choose(implementation, WITH_KERNEL, chain)
     with torch.no_grad():
         result = chain_counts(chain, name)
     return result._replace(

@@ -561,32 +561,38 @@ def factor_counts(
     pairs: Tensor,
     left: Tensor,
     right: Tensor,
-    by_row: tuple[Tensor, Tensor],
+    by_row: tuple[Tensor, Tensor] | None = None,
+    *,
+    carried: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Expected transitions seen through the factors: sums of counts @ right and counts.T @ left.
 
-    `by_row` are the steps ordered by their row of the map, and where those of each row begin.
-    Where the first steps go on from before, transitions into them are counted for `right` only.
+    `by_row` are the steps ordered by their row of the map, and where those of each row begin, for
+    who has them. `carried` says that first steps may go on from before.
     """
     (rows, slots), width = where.rows.shape, left.shape[1]
     number = where.here.numel()
     wide = min(COUNTED, max(16, triton.next_power_of_2(width)))
     length = max(4, triton.cdiv(number, 256))  # long lists of frequent rows are shared out
-    order, offsets = by_row
-    sizes = offsets[1:] - offsets[:-1]
-    firsts = torch.nn.functional.pad(((sizes + length - 1) // length).cumsum(0), (1, 0))
+    if by_row is None:
+        by_row = _ordered(where.here, rows)
+    # Without them, the step after each of a row's steps is one that leaves it.
+    by_source = _ordered(where.before, rows) if carried else by_row
     chunks = triton.cdiv(number, length) + rows  # at most so many
     parts, edge = squares.shrink.shape[1], side(slots)
     sums = torch.empty(chunks, parts * edge, width, device=left.device)
     gradients = []
     for is_left, factors, shape in ((True, right, left.shape), (False, left, right.shape)):
+        order, offsets = by_source if is_left else by_row
+        sizes = offsets[1:] - offsets[:-1]
+        firsts = torch.nn.functional.pad(((sizes + length - 1) // length).cumsum(0), (1, 0))
         # Blocks of one size name every state, so there is nothing to clear.
         make = torch.empty if where.rows.numel() == shape[0] else torch.zeros
         gradient = make(shape, device=left.device)
         _add_counts[(chunks, parts, triton.cdiv(width, wide))](
-            order, offsets, firsts, rows, length, int(is_left), where.here.shape[1], slots, width,
-            number, where.rows, where.here, where.before, joints, squares.probs, squares.shrink,
-            pairs, factors, sums, parts,
+            order, offsets, firsts, rows, length, int(is_left and not carried),
+            where.here.shape[1], slots, width, number, where.rows, where.here, where.before,
+            joints, squares.probs, squares.shrink, pairs, factors, sums, parts,
             LEFT=is_left, ROWS=triton.next_power_of_2(rows), SIDE=edge, WIDE=wide,
             EVEN=width % wide == 0, PRECISION=precision_of(left),
             num_warps=8 if edge > 64 else 4, num_stages=1,
@@ -597,6 +603,12 @@ def factor_counts(
         )  # fmt: skip
         gradients.append(gradient)
     return gradients[0], gradients[1]
+
+
+def _ordered(keys: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Steps ordered by a row of the map, and where those of each row begin."""
+    ordered, order = keys.flatten().sort(stable=True)
+    return order, torch.searchsorted(ordered, torch.arange(rows + 1, device=keys.device))
 
 
 def table_counts(

@@ -1,0 +1,199 @@
+"""Passes over chains in blocks by Triton kernels, a stretch of steps at a time."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from hmmlm.inference.chain import Chain
+from hmmlm.inference.recursion import Backward, Forward
+from hmmlm.ops.links import CountSums
+from hmmlm.ops.messages import scaled
+from hmmlm.ops.tile_chain import kernel
+from hmmlm.transitions import Factored
+
+TILED = 1 << 27
+"""Cells of the tiles that are made at a time."""
+
+
+class BlockKernel:
+    """Chains on a GPU whose words are in blocks of K states, without missing tokens, in float32."""
+
+    arithmetic = scaled
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+        support, table = chain.hmm.support, chain.hmm.transitions
+        self.rows, self.here = support.rows, support.row_of_word[chain.tokens]
+        through = chain.active & ~chain.restart
+        through[:, 0] = False  # what a carried belief says of step 0 is worked out apart
+        self.through = through
+        self.before = torch.where(through, self.here.roll(1, 1), kernel.NONE)
+        self.factors: tuple[Tensor, Tensor] | None = None
+        if isinstance(table, Factored):
+            operand = table.operand or torch.float32
+            self.factors = table.left.to(operand), table.right.to(operand)
+        self.kept: dict[tuple[int, int], kernel.Squares] = {}
+
+    @property
+    def stretch(self) -> int:
+        return max(1, TILED // (self.chain.batch * self.rows.shape[1] ** 2))
+
+    def leave(self, message: Tensor) -> Tensor:
+        return scaled.leave(message)
+
+    def add_emissions(
+        self, table: Tensor, start: int, posteriors: Tensor, seen: Bool[Tensor, "B C"]
+    ) -> None:
+        tokens = self.chain.tokens[:, start : start + seen.shape[1]]
+        table.index_add_(0, tokens[seen], posteriors[seen].to(table.dtype))
+
+    def forward(self, start: int, stop: int, message: Tensor | None, *, keep: bool) -> Forward:
+        chain, like = self.chain, self.chain.hmm.log_init
+        parts, log_probs = [], like.new_zeros(chain.batch, stop - start)
+        low = torch.zeros(chain.batch, dtype=torch.bool, device=like.device)
+        done = 0
+        if message is None and chain.belief is not None:
+            message, log_probs[:, 0], low = scaled.absorb(
+                scaled.enter(chain.first), chain.emission(0)
+            )
+            done = 1
+        for begin in range(start, stop, self.stretch):
+            end = min(begin + self.stretch, stop)
+            where, ends = self._map(begin, end), self._ends(begin, end)
+            squares, emissions = self._squares(begin, end), self._emissions(begin, end)
+            passed = kernel.run(squares, where, like, emissions, ends, begin=done, message=message)
+            totals = passed.totals[:, 1:]
+            scales = totals.log() + self._log_most(where, squares, emissions)
+            scales = torch.where(chain.active[:, begin:end], scales, 0.0)
+            log_probs[:, begin - start + done : end - start] = scales[:, done:]
+            low |= (passed.low[0] > 0) | (emissions.low > 0)
+            over = torch.where(passed.totals > 0, passed.totals, 1.0)
+            joints = passed.joints / over[:, :, None]
+            if message is not None and done == 0:
+                joints[:, 0] = message  # of rows that are over
+            message = joints[torch.arange(chain.batch, device=like.device), ends]
+            if keep:
+                parts.append(joints[:, 1:])
+            done = 0
+        assert message is not None
+        return Forward(torch.cat(parts, 1) if keep else (), message, log_probs, low)
+
+    def backward(
+        self,
+        start: int,
+        stop: int,
+        before: Tensor | None,
+        forward: Forward,
+        back: Tensor | None,
+        sums: CountSums | None = None,
+        times: Float[Tensor, " B"] | None = None,
+    ) -> Backward:
+        chain, messages = self.chain, forward.messages
+        assert isinstance(messages, Tensor)
+        counted = sums is not None and times is not None
+        ones = torch.ones_like(messages[:, 0, 0])
+        posteriors = torch.empty_like(messages)
+        low = torch.zeros(chain.batch, dtype=torch.bool, device=messages.device)
+        for end in range(stop, start, -self.stretch):
+            begin = max(end - self.stretch, start)
+            place = slice(begin - start, end - start)
+            where, ends = self._map(begin, end), self._ends(begin, end)
+            squares, emissions = self._squares(begin, end), self._emissions(begin, end)
+            previous = messages[:, begin - start - 1] if begin > start else before
+            if previous is None:
+                previous = torch.zeros_like(messages[:, 0])
+            # Messages as the forward pass made them: over the sum of the step before alone.
+            most = self._log_most(where, squares, emissions)
+            scales = (forward.log_probs[:, place] - most).exp()
+            joints = torch.cat([previous[:, None], messages[:, place] * scales[:, :, None]], 1)
+            totals = torch.cat([ones[:, None], scales], 1)
+            none = torch.zeros(2, chain.batch, dtype=torch.int32, device=ends.device)
+            passed = kernel.Passed(joints.contiguous(), totals.contiguous(), joints, none)
+            passed = kernel.run(
+                squares, where, chain.hmm.log_init, emissions, ends, forward=passed, back=back
+            )
+            met = kernel.meet(squares, emissions, passed, where, ends, ones)
+            lost = (passed.low > 0).any(0)
+            if counted:
+                posteriors[:, place] = met.posteriors
+            else:
+                backs = passed.backs[:, 1:]
+                meet = (messages[:, place] * backs).sum(2, keepdim=True)
+                posteriors[:, place] = messages[:, place].log() + backs.log() - meet.log()
+            low |= lost & chain.active[:, begin:end].any(1)
+            if sums is not None and times is not None:
+                used = torch.where(low, 0.0, times)
+                self._add(sums, where, squares, passed, met, used, begin, end)
+                if begin == 0 and chain.belief is not None:
+                    message, link = chain.entry()
+                    weight = emissions.probs[:, 0] * passed.backs[:, 1]
+                    entering = torch.where(chain.restart[:, 0], 0.0, used)
+                    low |= scaled.add_pairs(link, sums, scaled.enter(message), weight, entering)
+            back = passed.backs[:, 0]
+        assert back is not None
+        return Backward(posteriors, back, low)
+
+    def _add(
+        self,
+        sums: CountSums,
+        where: kernel.Map,
+        squares: kernel.Squares,
+        passed: kernel.Passed,
+        met: kernel.Met,
+        used: Float[Tensor, " B"],
+        begin: int,
+        end: int,
+    ) -> None:
+        """Adds the joints of neighbouring steps, so many times for each row."""
+        pairs = (met.pairs * used[:, None, None]).nan_to_num_(0.0)
+        chain = self.chain
+        if self.factors is None:
+            states = chain.hmm.num_states
+            table = kernel.table_counts(squares, where, passed.joints, pairs, states)
+            sums.fields[0][:states] += table
+            return
+        left, right = kernel.factor_counts(
+            squares, where, passed.joints, pairs, *self.factors, carried=True
+        )
+        sums.fields[0].add_(left)
+        sums.fields[1].add_(right)
+        # A step that another follows is left as often as it is there.
+        followed = torch.zeros_like(self.through[:, begin:end])
+        last = self.through[:, begin + 1 : end + 1]
+        followed[:, : last.shape[1]] = last
+        leaving = met.posteriors * (used[:, None] * followed)[:, :, None]
+        states = self.rows[self.here[:, begin:end]]  # (B, C, K)
+        leaving = leaving.masked_fill(states < 0, 0.0).flatten()
+        norm = sums.fields[2]
+        norm.index_add_(0, states.clamp(min=0).flatten(), -leaving.to(norm.dtype))
+
+    def _map(self, begin: int, end: int) -> kernel.Map:
+        here, before = self.here[:, begin:end], self.before[:, begin:end]
+        return kernel.Map(self.rows, here.contiguous(), before.contiguous())
+
+    def _ends(self, begin: int, end: int) -> Tensor:
+        """The steps that each row has in a stretch."""
+        return (self.chain.lengths - begin).clamp(0, end - begin)
+
+    def _squares(self, begin: int, end: int) -> kernel.Squares:
+        """The tiles of a stretch; the last ones made are kept for the way back."""
+        if (begin, end) not in self.kept:
+            self.kept = {}
+            table, where = self.chain.hmm.transitions, self._map(begin, end)
+            if self.factors is None:
+                made = kernel.squares_of_table(table.fields()[0], where)
+            else:
+                made = kernel.squares_of_factors(*self.factors, table.fields()[2], where)
+            self.kept = {(begin, end): made}
+        return self.kept[begin, end]
+
+    def _emissions(self, begin: int, end: int) -> kernel.Emissions:
+        tokens = self.chain.tokens[:, begin:end].contiguous()
+        return kernel.emissions_of(self.chain.hmm.log_emit, tokens, self._ends(begin, end))
+
+    def _log_most(
+        self, where: kernel.Map, squares: kernel.Squares, emissions: kernel.Emissions
+    ) -> Float[Tensor, "B C"]:
+        """The logs that were taken out of tiles and emissions."""
+        tiles = squares.log_most.view_as(emissions.log_most)
+        return emissions.log_most + torch.where(where.before < 0, 0.0, tiles)
