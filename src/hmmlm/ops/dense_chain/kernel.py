@@ -25,7 +25,7 @@ class Matrix(NamedTuple):
 
     @staticmethod
     def of(log_rows: Tensor, operand: torch.dtype) -> "Matrix":
-        probs = log_rows.exp().to(operand)
+        probs = log_rows.exp().to(operand).contiguous()
         return Matrix(probs, probs.sum(1, dtype=torch.float32))
 
 
@@ -227,6 +227,7 @@ def run(
     `ends` (B,) is the number of steps of each row. A zero is impossible if `exact_zeros`, and may
     have been lost if not. O(B T Z^2) time, O(B T Z) memory.
     """
+    log_emit = log_emit.contiguous()
     (batch, steps), states = tokens.shape, len(initial)
     device, operand = tokens.device, matrix.probs.dtype
     size = (batch, steps + 1, states)
@@ -252,6 +253,7 @@ def meet(
     passed: Passed, log_emit: Tensor, tokens: Tensor, restart: Tensor, ends: Tensor, times: Tensor
 ) -> Met:
     """Posteriors so many times for each row, and both sides of the counts; marks lost rows."""
+    log_emit = log_emit.contiguous()
     (batch, steps), states = tokens.shape, passed.joints.shape[2]
     posteriors = torch.empty(batch, steps, states, device=tokens.device)
     log_scales = torch.zeros(batch, steps, device=tokens.device)

@@ -438,6 +438,7 @@ def _add_table(
 
 def squares_of_factors(left: Tensor, right: Tensor, log_norm: Tensor, where: Map) -> Squares:
     """The tiles exp(left_i . right_j - log_norm_i) of all steps. O(B C K^2 H)."""
+    left, right, log_norm = (part.contiguous() for part in (left, right, log_norm))
     width = left.shape[1]
     wide = min(64, max(16, triton.next_power_of_2(width)))
     return _squares(
@@ -448,6 +449,7 @@ def squares_of_factors(left: Tensor, right: Tensor, log_norm: Tensor, where: Map
 
 def squares_of_table(log_trans: Tensor, where: Map) -> Squares:
     """The tiles exp(log_trans[i, j]) of all steps. O(B C K^2)."""
+    log_trans = log_trans.contiguous()
     return _squares(
         where, log_trans, log_trans, log_trans, log_trans, log_trans.shape[1], 0,
         FACTORED=False, WIDE=16, EVEN=True, PRECISION="ieee",
@@ -471,6 +473,7 @@ def _squares(where: Map, *fields, **constants) -> Squares:
 
 def emissions_of(log_weights: Tensor, index: Tensor, ends: Tensor) -> Emissions:
     """exp(log_weights[index]) of all steps, each over its largest."""
+    log_weights = log_weights.contiguous()
     slots = log_weights.shape[1]
     probs = torch.empty(*index.shape, slots, device=index.device)
     log_most = torch.empty(index.shape, device=index.device)
@@ -570,6 +573,7 @@ def factor_counts(
     `by_row` are the steps ordered by their row of the map, and where those of each row begin, for
     who has them. `carried` says that first steps may go on from before.
     """
+    left, right = left.contiguous(), right.contiguous()
     (rows, slots), width = where.rows.shape, left.shape[1]
     number = where.here.numel()
     wide = min(COUNTED, max(16, triton.next_power_of_2(width)))
