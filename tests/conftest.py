@@ -10,8 +10,11 @@ from jaxtyping import install_import_hook
 
 import hmmlm
 
-# A shell that starts the tests in the background makes them, and all that they start, deaf to it.
+# A shell that starts the tests in the background, or nohup, makes them, and all that they start,
+# deaf to these.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Without a GPU, Triton's interpreter runs the kernels; it is asked for before they are imported.
 if not torch.cuda.is_available():
