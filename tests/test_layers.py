@@ -1,6 +1,8 @@
 """Rooms import downwards only (docs/architecture.md): every import is walked, lazy ones too."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -127,3 +129,15 @@ def test_a_planted_back_edge_is_found(tmp_path, file, line, edge):
 def test_an_import_for_the_type_checker_is_none():
     source = "if TYPE_CHECKING:\n    from hmmlm.model import Model\nelse:\n    import hmmlm.hmm\n"
     assert imports(source, "hmmlm.x") == {"hmmlm.hmm"}
+
+
+def test_nothing_needs_triton_until_a_kernel_runs() -> None:
+    """A machine without a GPU has none, and every module but the kernels is imported there."""
+    names = [
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if not path.stem.endswith(("kernel", "block_kernels", "__main__", "__init__"))
+    ]
+    code = f"import sys; sys.modules['triton'] = None\nfor name in {names}: __import__(name)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-1000:]

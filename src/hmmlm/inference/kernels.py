@@ -8,7 +8,6 @@ from torch import Tensor
 
 from hmmlm.hmm import HMM
 from hmmlm.ops.kernels import product
-from hmmlm.ops.row_sums.kernel import sum_ordered, sum_rows
 from hmmlm.transitions import Dense, Factored
 
 
@@ -42,6 +41,7 @@ def count(
 def _blocks(
     hmm: HMM, tokens: Tensor, restart: Tensor, ends: Tensor, times: Tensor, operand: torch.dtype
 ) -> KernelCounts:
+    from hmmlm.ops.row_sums.kernel import sum_ordered
     from hmmlm.ops.tile_chain import kernel
 
     support, table = hmm.support, hmm.transitions
@@ -95,6 +95,7 @@ def _dense(
     hmm: HMM, tokens: Tensor, restart: Tensor, ends: Tensor, times: Tensor, operand: torch.dtype
 ) -> KernelCounts:
     from hmmlm.ops.dense_chain import kernel
+    from hmmlm.ops.row_sums.kernel import sum_rows
 
     table = hmm.transitions
     matrix = kernel.Matrix.of(table.rows(0, hmm.num_states), operand)
