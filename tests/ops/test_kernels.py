@@ -251,6 +251,19 @@ def test_rows_that_lose_digits_are_marked_and_harm_no_other(dense: bool) -> None
     torch.testing.assert_close(ours.log_scales[:1], count(there, *alone).log_scales)
 
 
+@pytest.mark.parametrize("dense", [True, False])
+def test_a_transition_too_small_for_a_number_is_marked(dense: bool) -> None:
+    """It is not impossible, and may be what explains the rest of the text."""
+    support = Support.dense(3, 2) if dense else Support.from_clusters([0, 0, 1], [2, 1])
+    hmm, tokens, lengths, restart = chain(support, "dense", 1, 3)
+    assert isinstance(hmm.transitions, Dense)
+    hmm.transitions.log_trans[:, 1] = -200.0
+    restart[:, 1:] = False
+    lengths[:] = 3
+    given = (part.to(DEVICE) for part in (tokens * 0, restart, lengths, torch.ones(1)))
+    assert count(hmm.to(DEVICE, torch.float32), *given).low.tolist() == [True]
+
+
 def test_a_row_without_steps_counts_nothing() -> None:
     hmm, tokens, lengths, restart = chain(SHAPES["blocks"][0], "factored", 3, 7)
     there = hmm.to(DEVICE, torch.float32)

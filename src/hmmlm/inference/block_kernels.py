@@ -8,7 +8,7 @@ from hmmlm.inference.chain import Chain
 from hmmlm.inference.recursion import Backward, Forward
 from hmmlm.ops.links import CountSums
 from hmmlm.ops.messages import scaled
-from hmmlm.ops.tile_chain import kernel
+from hmmlm.ops.tile_chain import counts_kernel, kernel
 from hmmlm.transitions import Factored
 
 TILED = 1 << 27
@@ -149,10 +149,10 @@ class BlockKernel:
         chain = self.chain
         if self.factors is None:
             states = chain.hmm.num_states
-            table = kernel.table_counts(squares, where, passed.joints, pairs, states)
+            table = counts_kernel.table_counts(squares, where, passed.joints, pairs, states)
             sums.fields[0][:states] += table
             return
-        left, right = kernel.factor_counts(
+        left, right = counts_kernel.factor_counts(
             squares, where, passed.joints, pairs, *self.factors, carried=True
         )
         sums.fields[0].add_(left)

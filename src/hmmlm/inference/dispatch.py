@@ -18,19 +18,16 @@ def choose(
     implementation: str, offered: tuple[str, ...] = RECURSIONS, chain: Chain | None = None
 ) -> tuple[str, str]:
     """The implementation that will run on a chain, and the reason."""
-    reason = "this function has none" if chain is None else why_no_kernel(chain)
     if implementation == "auto":
-        if reason is None and "kernel" in offered:
-            return "kernel", "blocks on a GPU; rows that lose digits are redone in float64"
         if "scaled" in offered:
             return (
                 "scaled",
                 "matrix products; rows that lose digits are redone in a wider arithmetic",
             )
         return offered[0], "the only implementation"
-    if implementation == "kernel" and "kernel" in offered and reason is not None:
-        is_tested = is_interpreted() and reason == ON_CPU
-        if not is_tested:
+    if implementation == "kernel" and chain is not None:
+        reason = why_no_kernel(chain)
+        if reason is not None:
             raise InputError(f"implementation is 'kernel' but {reason}; use scaled, or auto.")
     if implementation not in offered:
         raise InputError(
@@ -38,9 +35,6 @@ def choose(
             f"{', '.join(offered)} and auto."
         )
     return implementation, "asked for"
-
-
-ON_CPU = "kernels run on a CUDA device, and this is cpu"
 
 
 def why_no_kernel(chain: Chain) -> str | None:
@@ -54,7 +48,7 @@ def why_no_kernel(chain: Chain) -> str | None:
         return "a token is missing (-1), which the kernel does not know"
     if hmm.dtype != torch.float32:
         return f"the tables are {str(hmm.dtype).removeprefix('torch.')}, and the kernel is float32"
-    return why_not(hmm.device)
+    return None if is_interpreted() else why_not(hmm.device)
 
 
 def recursion(chain: Chain, name: str) -> Passes:

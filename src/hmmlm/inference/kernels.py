@@ -42,7 +42,7 @@ def _blocks(
     hmm: HMM, tokens: Tensor, restart: Tensor, ends: Tensor, times: Tensor, operand: torch.dtype
 ) -> KernelCounts:
     from hmmlm.ops.row_sums.kernel import sum_ordered
-    from hmmlm.ops.tile_chain import kernel
+    from hmmlm.ops.tile_chain import counts_kernel, kernel
 
     support, table = hmm.support, hmm.transitions
     here = support.row_of_word[tokens]  # (B, T)
@@ -76,9 +76,11 @@ def _blocks(
     starts, leaving = (_by_state(hmm, both[:, kind]) for kind in range(2))
     low = passed.low.any(0) | (emissions.low > 0)
     if isinstance(table, Dense):
-        counts = kernel.table_counts(squares, where, passed.joints, met.pairs, hmm.num_states)
+        counts = counts_kernel.table_counts(
+            squares, where, passed.joints, met.pairs, hmm.num_states
+        )
         return KernelCounts(met.log_scales, (starts, counts, emit), low)
-    to_left, to_right = kernel.factor_counts(
+    to_left, to_right = counts_kernel.factor_counts(
         squares, where, passed.joints, met.pairs, left, right, (order, offsets)
     )
     return KernelCounts(met.log_scales, (starts, to_left, to_right, leaving.neg_(), emit), low)
@@ -100,7 +102,8 @@ def _dense(
     table = hmm.transitions
     matrix = kernel.Matrix.of(table.rows(0, hmm.num_states), operand)
     given = hmm.log_emit, tokens, restart, ends
-    passed = kernel.run(matrix, hmm.log_init.exp(), *given, exact_zeros=True)
+    # Whether a zero is impossible or was lost nobody can tell without waiting: the row is redone.
+    passed = kernel.run(matrix, hmm.log_init.exp(), *given, exact_zeros=False)
     met = kernel.meet(passed, *given, times)
     counts = kernel.pair_counts(matrix, met)
     flat = met.posteriors.flatten(0, 1)

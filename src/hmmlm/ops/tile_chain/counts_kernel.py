@@ -1,0 +1,205 @@
+"""Expected transitions of chains of tiles as Triton kernels: into factors, or into a table.
+
+Sums are made in a fixed order, without atomics.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hmmlm.ops.kernels import precision_of
+from hmmlm.ops.tile_chain.kernel import NONE, Map, Squares, _ids, _vectors, side
+
+COUNTED = 256
+"""Features for which a program sums counts."""
+
+
+@triton.jit
+def _chunk_of(chunk, firsts, offsets, R, STEPS, ROWS: tl.constexpr):
+    """The places of a chunk: each row's list of steps is cut into chunks of STEPS."""
+    all_rows = tl.arange(0, ROWS)
+    ends = tl.load(firsts + all_rows + 1, mask=all_rows < R, other=2147483647)
+    row = tl.sum((ends <= chunk).to(tl.int32), 0)
+    row = tl.minimum(row, R - 1)
+    start = tl.load(offsets + row) + (chunk - tl.load(firsts + row)) * STEPS
+    return start, tl.minimum(start + STEPS, tl.load(offsets + row + 1))
+
+
+@triton.jit
+def _add_counts(
+    order, offsets, firsts, R, STEPS, SHIFT, C, K, H, N, rows, here, before, messages, probs,
+    shrink, pairs, factors, sums, Q,
+    LEFT: tl.constexpr, ROWS: tl.constexpr, SIDE: tl.constexpr, WIDE: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A chunk of a row's steps: counts (from, to) times the factors at the other end."""
+    chunk, part = tl.program_id(0), tl.program_id(1)
+    features = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
+    start, stop = _chunk_of(chunk, firsts, offsets, R, STEPS, ROWS)
+    mine = part * SIDE + tl.arange(0, SIDE)
+    total = tl.zeros([SIDE, WIDE], tl.float32)
+    for place in range(start, stop):
+        step = tl.load(order + place) + SHIFT
+        source = -1
+        if (step < N) & ((SHIFT == 0) | (step % C != 0)):
+            source = tl.load(before + step).to(tl.int32)
+        if source >= 0:
+            slot = step + step // C  # of the step before
+            other_row = source
+            if LEFT:
+                other_row = tl.load(here + step).to(tl.int32)
+            for other in range(0, Q):
+                theirs = other * SIDE + tl.arange(0, SIDE)
+                if LEFT:
+                    i, j = mine, theirs
+                else:
+                    i, j = theirs, mine
+                message = tl.load(messages + slot * K + i, mask=i < K, other=0.0)
+                pair = tl.load(pairs + step * K + j, mask=j < K, other=0.0)
+                square = (step * Q + i // SIDE) * Q + j // SIDE
+                message *= tl.load(shrink + square)
+                where = probs + step * K * K + i[:, None] * K + j[None, :]
+                tile = tl.load(where, mask=(i < K)[:, None] & (j < K)[None, :], other=0.0)
+                counts = tile * message[:, None] * pair[None, :]
+                states = _ids(rows, other_row, K, other * SIDE, SIDE)
+                vectors = _vectors(factors, states, features, H, EVEN)
+                if LEFT:
+                    total = tl.dot(counts.to(vectors.dtype), vectors, total,
+                                   input_precision=PRECISION)  # fmt: skip
+                else:
+                    total = tl.dot(tl.trans(counts.to(vectors.dtype)), vectors, total,
+                                   input_precision=PRECISION)  # fmt: skip
+    if start < stop:
+        where = (chunk * Q * SIDE + mine[:, None]).to(tl.int64) * H + features[None, :]
+        tl.store(sums + where, total, mask=(features < H)[None, :])
+
+
+@triton.jit
+def _join_chunks(
+    firsts, rows, sums, gradient, K, H, Q, SIDE: tl.constexpr, SOME: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """The sums of a row's chunks, to the states of its slots."""
+    row, first = tl.program_id(0), tl.program_id(1) * SOME
+    features = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
+    states = _ids(rows, row, K, first, SOME)
+    slots = first + tl.arange(0, SOME)
+    mask = (states >= 0)[:, None] & (features < H)[None, :]
+    total = tl.zeros([SOME, WIDE], tl.float32)
+    for chunk in range(tl.load(firsts + row), tl.load(firsts + row + 1)):
+        where = (chunk * Q * SIDE + slots).to(tl.int64)[:, None] * H + features[None, :]
+        total += tl.load(sums + where, mask=mask, other=0.0)
+    tl.store(gradient + states[:, None].to(tl.int64) * H + features[None, :], total, mask=mask)
+
+
+@triton.jit
+def _add_table(
+    order, keys, N, C, K, Z, rows, here, before, messages, probs, shrink, pairs, table, Q,
+    SIDE: tl.constexpr,
+):  # fmt: skip
+    """A square of the counts between two rows, summed over the steps between them."""
+    place, i, j = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    key = tl.load(keys + place)
+    is_first = place == 0
+    if place > 0:
+        is_first = tl.load(keys + place - 1) != key
+    if (key >= 0) & is_first:
+        slots_i, slots_j = i * SIDE + tl.arange(0, SIDE), j * SIDE + tl.arange(0, SIDE)
+        inside = (slots_i < K)[:, None] & (slots_j < K)[None, :]
+        total = tl.zeros([SIDE, SIDE], tl.float32)
+        step = tl.load(order + place)
+        sources = _ids(rows, tl.load(before + step), K, i * SIDE, SIDE)
+        states = _ids(rows, tl.load(here + step), K, j * SIDE, SIDE)
+        following = key
+        while following == key:
+            step = tl.load(order + place)
+            slot = step + step // C
+            message = tl.load(messages + slot * K + slots_i, mask=slots_i < K, other=0.0)
+            message *= tl.load(shrink + (step * Q + i) * Q + j)
+            pair = tl.load(pairs + step * K + slots_j, mask=slots_j < K, other=0.0)
+            where = probs + step * K * K + slots_i[:, None] * K + slots_j[None, :]
+            tile = tl.load(where, mask=inside, other=0.0)
+            total += tile * message[:, None] * pair[None, :]
+            place += 1
+            following = key * 0 - 1
+            if place < N:
+                following = tl.load(keys + place)
+        real = (sources >= 0)[:, None] & (states >= 0)[None, :]
+        where = table + sources[:, None].to(tl.int64) * Z + states[None, :]
+        tl.store(where, total, mask=real)
+
+
+def factor_counts(
+    squares: Squares,
+    where: Map,
+    joints: Tensor,
+    pairs: Tensor,
+    left: Tensor,
+    right: Tensor,
+    by_row: tuple[Tensor, Tensor] | None = None,
+    *,
+    carried: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Expected transitions seen through the factors: sums of counts @ right and counts.T @ left.
+
+    `by_row` are the steps ordered by their row of the map, and where those of each row begin, for
+    who has them. `carried` says that first steps may go on from before.
+    """
+    left, right = left.contiguous(), right.contiguous()
+    (rows, slots), width = where.rows.shape, left.shape[1]
+    number = where.here.numel()
+    wide = min(COUNTED, max(16, triton.next_power_of_2(width)))
+    length = max(4, triton.cdiv(number, 256))  # long lists of frequent rows are shared out
+    if by_row is None:
+        by_row = _ordered(where.here, rows)
+    # Without them, the step after each of a row's steps is one that leaves it.
+    by_source = _ordered(where.before, rows) if carried else by_row
+    chunks = triton.cdiv(number, length) + rows  # at most so many
+    parts, edge = squares.shrink.shape[1], side(slots)
+    sums = torch.empty(chunks, parts * edge, width, device=left.device)
+    gradients = []
+    for is_left, factors, shape in ((True, right, left.shape), (False, left, right.shape)):
+        order, offsets = by_source if is_left else by_row
+        sizes = offsets[1:] - offsets[:-1]
+        firsts = torch.nn.functional.pad(((sizes + length - 1) // length).cumsum(0), (1, 0))
+        # Blocks of one size name every state, so there is nothing to clear.
+        make = torch.empty if where.rows.numel() == shape[0] else torch.zeros
+        gradient = make(shape, device=left.device)
+        _add_counts[(chunks, parts, triton.cdiv(width, wide))](
+            order, offsets, firsts, rows, length, int(is_left and not carried),
+            where.here.shape[1], slots, width, number, where.rows, where.here, where.before,
+            joints, squares.probs, squares.shrink, pairs, factors, sums, parts,
+            LEFT=is_left, ROWS=triton.next_power_of_2(rows), SIDE=edge, WIDE=wide,
+            EVEN=width % wide == 0, PRECISION=precision_of(left),
+            num_warps=8 if edge > 64 else 4, num_stages=1,
+        )  # fmt: skip
+        _join_chunks[(rows, triton.cdiv(slots, 4), triton.cdiv(width, wide))](
+            firsts, where.rows, sums, gradient, slots, width, parts,
+            SIDE=edge, SOME=4, WIDE=wide, num_warps=2,
+        )  # fmt: skip
+        gradients.append(gradient)
+    return gradients[0], gradients[1]
+
+
+def _ordered(keys: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Steps ordered by a row of the map, and where those of each row begin."""
+    ordered, order = keys.flatten().sort(stable=True)
+    return order, torch.searchsorted(ordered, torch.arange(rows + 1, device=keys.device))
+
+
+def table_counts(
+    squares: Squares, where: Map, joints: Tensor, pairs: Tensor, num_states: int
+) -> Tensor:
+    """Expected transitions between the states of blocks, (Z, Z): no two pairs of rows share one."""
+    (rows, slots), (batch, steps) = where.rows.shape, where.here.shape
+    keys = torch.where(where.before < 0, NONE, where.before * rows + where.here).flatten()
+    ordered, order = keys.sort(stable=True)
+    table = torch.zeros(num_states, num_states, device=joints.device)
+    parts, edge = squares.shrink.shape[1], side(slots)
+    _add_table[(batch * steps, parts, parts)](
+        order, ordered, batch * steps, steps, slots, num_states, where.rows, where.here,
+        where.before, joints, squares.probs, squares.shrink, pairs, table, parts, SIDE=edge,
+        num_warps=8 if edge > 64 else 4,
+    )  # fmt: skip
+    return table
