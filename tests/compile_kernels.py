@@ -14,11 +14,14 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from hmmlm.hmm import HMM
+from hmmlm.inference.chain import Chain
+from hmmlm.inference.dispatch import kernel_passes
 from hmmlm.inference.kernels import count
 from hmmlm.ops.cells import Tiling
 from hmmlm.ops.choice import kernel as choice
 from hmmlm.ops.emission import dense_kernel
 from hmmlm.ops.emission import kernel as emission
+from hmmlm.ops.links import CountSums
 from hmmlm.ops.normaliser import kernel as normaliser
 from hmmlm.ops.residual import kernel as residual
 from hmmlm.support import Support
@@ -70,10 +73,24 @@ def counts(support: Support, table: Dense | Factored) -> None:
     count(hmm, tokens, tokens > 0, torch.tensor([3, 2]), torch.ones(2))
 
 
+def ask(support: Support, table: Dense | Factored) -> None:
+    """Every question that kernels answer."""
+    states, words = support.num_states, support.vocab_size
+    hmm = HMM(torch.zeros(states), table, torch.zeros(words, support.width), support)
+    chain = Chain(hmm, torch.zeros(2, 3, dtype=torch.long))
+    passes = kernel_passes(chain)
+    passes.forward(0, 3, None, keep=True, best=True)
+    forward = passes.forward(0, 3, None, keep=True)
+    sums = CountSums(table, torch.float32)
+    passes.backward(0, 3, None, forward, None, sums, torch.ones(2))
+    passes.trace(forward.messages, 1, None)
+    passes.trace(forward.messages, 2, torch.zeros(2, 2, 3))
+
+
 def main() -> int:
     JITFunction.run = compile_instead
     plain = torch.mm
-    torch.mm = lambda one, other, out_dtype=None: plain(one.float(), other.float())
+    torch.mm = lambda one, other, out_dtype=None, out=None: plain(one.float(), other.float())
     narrow = torch.bfloat16
     for width in (64, 256, 512):
         left = torch.zeros(300, width, requires_grad=True)
@@ -97,6 +114,13 @@ def main() -> int:
             counts(support, Dense(torch.zeros(states, states), narrow))
     for states in (17, 512, 2048):
         counts(Support.dense(5, states), Dense(torch.zeros(states, states), narrow))
+    for operand in (None, narrow):
+        for slots in (50, 128, 256, 1024):
+            support = Support.from_clusters([0, 1, 1, 0], slots)
+            factors = torch.zeros(support.num_states, 256)
+            ask(support, Factored(factors, factors, torch.zeros(support.num_states), operand))
+    for states in (17, 512, 600, 4096):
+        ask(Support.dense(5, states), Dense(torch.zeros(states, states)))
     scores, ids = torch.zeros(3, 200), torch.zeros(3, 200, dtype=torch.long)
     choice.choose(scores, ids, ids[:, 0], ids[:, 0], 5)
     print(f"{len(compiled)} kernels compiled")

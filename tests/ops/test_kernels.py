@@ -276,6 +276,30 @@ def test_a_row_without_steps_counts_nothing() -> None:
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("states", [1, 16, 37])
+def test_products_in_the_kernel_and_before_it(states: int, operand: torch.dtype) -> None:
+    """The same messages both ways, also where a pass goes on from another."""
+    hmm, tokens, lengths, restart = chain(Support.dense(7, states), "dense", 18, 4)
+    restart[:9, 0] = False
+    there = hmm.to(DEVICE, torch.float32)
+    matrix = dense_chain.Matrix.of(there.transitions.rows(0, states), operand)
+    given = [part.to(DEVICE) for part in (tokens, restart, lengths)]
+    message, back = (noise(18, states, seed=seed).exp().to(DEVICE) for seed in (5, 6))
+    results = []
+    for fused in (True, False):
+        how = {"exact_zeros": True, "fused": fused}
+        passed = dense_chain.run(
+            matrix, there.log_init.exp(), there.log_emit, *given, message=message, **how
+        )
+        alone = dense_chain.run_back(matrix, there.log_emit, *given, passed.joints, back, **how)
+        inside = torch.arange(5, device=DEVICE) <= given[2][:, None]
+        backs = passed.backs[:, 1:][inside[:, 1:]]  # slot 0 is not made
+        results.append([passed.joints[inside], backs, alone.backs[inside]])
+    loose = 1e-6 if operand == torch.float32 else 2e-2
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=loose, atol=1e-7)
+
+
 def test_predictions_of_a_rounded_matrix_sum_to_one() -> None:
     """Else a perplexity would be won by rounding."""
     hmm, tokens, lengths, restart = chain(Support.dense(1, 17), "dense", 2, 5)

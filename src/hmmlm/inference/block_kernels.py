@@ -1,7 +1,7 @@
-"""Passes over chains in blocks by Triton kernels, a stretch of steps at a time."""
+"""Passes over chains of tiles by Triton kernels, a stretch of steps at a time."""
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hmmlm.inference.chain import Chain
@@ -9,14 +9,21 @@ from hmmlm.inference.recursion import Backward, Forward
 from hmmlm.ops.links import CountSums
 from hmmlm.ops.messages import scaled
 from hmmlm.ops.tile_chain import counts_kernel, kernel
+from hmmlm.ops.trace import kernel as trace_kernel
 from hmmlm.transitions import Factored
 
-TILED = 1 << 27
-"""Cells of the tiles that are made at a time."""
+TILED = 1 << 30
+"""Cells of the tiles that are made at a time at most, if a sixteenth of the memory holds as many."""
+
+KEPT = 1 << 26
+"""Cells of the messages of a stretch."""
 
 
 class BlockKernel:
-    """Chains on a GPU whose words are in blocks of K states, without missing tokens, in float32."""
+    """Chains on a GPU whose words are in blocks of K states, or all have the same K, in float32.
+
+    Tokens may be missing where there is one block. Steps between the same two blocks share a tile.
+    """
 
     arithmetic = scaled
 
@@ -32,11 +39,19 @@ class BlockKernel:
         if isinstance(table, Factored):
             operand = table.operand or torch.float32
             self.factors = table.left.to(operand), table.right.to(operand)
-        self.kept: dict[tuple[int, int], kernel.Squares] = {}
+        self.kept: dict[tuple[int, int], tuple[kernel.Map, kernel.Squares]] = {}
 
     @property
     def stretch(self) -> int:
-        return max(1, TILED // (self.chain.batch * self.rows.shape[1] ** 2))
+        batch, (blocks, width) = self.chain.batch, self.rows.shape
+        cells = TILED
+        if self.rows.is_cuda:
+            memory = torch.cuda.get_device_properties(self.rows.device).total_memory
+            cells = min(cells, memory // 64)
+        steps = KEPT // (batch * width)
+        if (blocks * width) ** 2 > cells:  # there may be as many tiles as steps
+            steps = min(steps, cells // (batch * width**2))
+        return max(1, min(self.chain.steps, steps))
 
     def leave(self, message: Tensor) -> Tensor:
         return scaled.leave(message)
@@ -47,7 +62,10 @@ class BlockKernel:
         tokens = self.chain.tokens[:, start : start + seen.shape[1]]
         table.index_add_(0, tokens[seen], posteriors[seen].to(table.dtype))
 
-    def forward(self, start: int, stop: int, message: Tensor | None, *, keep: bool) -> Forward:
+    def forward(
+        self, start: int, stop: int, message: Tensor | None, *, keep: bool, best: bool = False
+    ) -> Forward:
+        """As of all passes; with `best`, messages are of best paths, and so are log_probs."""
         chain, like = self.chain, self.chain.hmm.log_init
         parts, log_probs = [], like.new_zeros(chain.batch, stop - start)
         low = torch.zeros(chain.batch, dtype=torch.bool, device=like.device)
@@ -56,12 +74,18 @@ class BlockKernel:
             message, log_probs[:, 0], low = scaled.absorb(
                 scaled.enter(chain.first), chain.emission(0)
             )
+            if best:
+                most = message.amax(1)
+                message = message / torch.where(most > 0, most, 1.0)[:, None]
+                log_probs[:, 0] += most.log()
             done = 1
         for begin in range(start, stop, self.stretch):
             end = min(begin + self.stretch, stop)
-            where, ends = self._map(begin, end), self._ends(begin, end)
-            squares, emissions = self._squares(begin, end), self._emissions(begin, end)
-            passed = kernel.run(squares, where, like, emissions, ends, begin=done, message=message)
+            (where, squares), ends = self._tiles(begin, end), self._ends(begin, end)
+            emissions = self._emissions(begin, end)
+            passed = kernel.run(
+                squares, where, like, emissions, ends, begin=done, message=message, best=best
+            )
             totals = passed.totals[:, 1:]
             scales = totals.log() + self._log_most(where, squares, emissions)
             scales = torch.where(chain.active[:, begin:end], scales, 0.0)
@@ -97,8 +121,10 @@ class BlockKernel:
         for end in range(stop, start, -self.stretch):
             begin = max(end - self.stretch, start)
             place = slice(begin - start, end - start)
-            where, ends = self._map(begin, end), self._ends(begin, end)
-            squares, emissions = self._squares(begin, end), self._emissions(begin, end)
+            (where, squares), ends = self._tiles(begin, end), self._ends(begin, end)
+            if squares.turned is None:
+                squares = squares._replace(turned=squares.probs.mT.contiguous())
+            emissions = self._emissions(begin, end)
             previous = messages[:, begin - start - 1] if begin > start else before
             if previous is None:
                 previous = torch.zeros_like(messages[:, 0])
@@ -147,6 +173,17 @@ class BlockKernel:
         """Adds the joints of neighbouring steps, so many times for each row."""
         pairs = (met.pairs * used[:, None, None]).nan_to_num_(0.0)
         chain = self.chain
+        if len(self.rows) == 1:
+            # One tile for all: its counts are one product.
+            through = self.through[:, begin:end, None]
+            before = torch.where(through, passed.joints[:, :-1], 0.0).flatten(0, 1)
+            assert where.shared is not None
+            tile, edge = squares.probs[0], kernel.side(self.rows.shape[1])
+            shrink = squares.shrink[0].repeat_interleave(edge, 0).repeat_interleave(edge, 1)
+            tile = tile * shrink[: len(tile), : len(tile)]
+            tile = torch.where(where.shared.before[0] < 0, 0.0, tile)  # all start afresh
+            sums.add_rows(slice(0, len(tile)), (before.T @ pairs.flatten(0, 1)).mul_(tile))
+            return
         if self.factors is None:
             states = chain.hmm.num_states
             table = counts_kernel.table_counts(squares, where, passed.joints, pairs, states)
@@ -167,24 +204,22 @@ class BlockKernel:
         norm = sums.fields[2]
         norm.index_add_(0, states.clamp(min=0).flatten(), -leaving.to(norm.dtype))
 
-    def _map(self, begin: int, end: int) -> kernel.Map:
-        here, before = self.here[:, begin:end], self.before[:, begin:end]
-        return kernel.Map(self.rows, here.contiguous(), before.contiguous())
-
     def _ends(self, begin: int, end: int) -> Tensor:
         """The steps that each row has in a stretch."""
         return (self.chain.lengths - begin).clamp(0, end - begin)
 
-    def _squares(self, begin: int, end: int) -> kernel.Squares:
-        """The tiles of a stretch; the last ones made are kept for the way back."""
+    def _tiles(self, begin: int, end: int) -> tuple[kernel.Map, kernel.Squares]:
+        """The tiles of a stretch, and where they stand; the last ones are kept for the way back."""
         if (begin, end) not in self.kept:
             self.kept = {}
-            table, where = self.chain.hmm.transitions, self._map(begin, end)
+            here, before = self.here[:, begin:end], self.before[:, begin:end]
+            where = kernel.share(kernel.Map(self.rows, here.contiguous(), before.contiguous()))
+            fields = self.chain.hmm.transitions.fields()
             if self.factors is None:
-                made = kernel.squares_of_table(table.fields()[0], where)
+                made = kernel.squares_of_table(fields[0], where, turned=False)
             else:
-                made = kernel.squares_of_factors(*self.factors, table.fields()[2], where)
-            self.kept = {(begin, end): made}
+                made = kernel.squares_of_factors(*self.factors, fields[2], where, turned=False)
+            self.kept = {(begin, end): (where, made)}
         return self.kept[begin, end]
 
     def _emissions(self, begin: int, end: int) -> kernel.Emissions:
@@ -195,5 +230,42 @@ class BlockKernel:
         self, where: kernel.Map, squares: kernel.Squares, emissions: kernel.Emissions
     ) -> Float[Tensor, "B C"]:
         """The logs that were taken out of tiles and emissions."""
-        tiles = squares.log_most.view_as(emissions.log_most)
+        assert where.shared is not None
+        tiles = squares.log_most[where.shared.tile.clamp(min=0)]
         return emissions.log_most + torch.where(where.before < 0, 0.0, tiles)
+
+    def trace(
+        self, messages: Float[Tensor, "B T K"], num_paths: int, uniform: Tensor | None
+    ) -> Int[Tensor, "B N T"]:
+        """The way back through messages of all steps: the best, or drawn with `uniform` numbers."""
+        chain = self.chain
+        places = torch.empty(chain.batch, num_paths, chain.steps, dtype=torch.int32)
+        places = places.to(messages.device)
+        given = torch.full_like(places[:, :, 0], -1)
+        for end in range(chain.steps, 0, -self.stretch):
+            begin = max(end - self.stretch, 0)
+            (where, squares), ends = self._tiles(begin, end), self._ends(begin, end)
+            assert where.shared is not None
+            made = trace_kernel.trace(
+                _with_before(messages, begin, end, 1),
+                squares.probs,
+                squares.shrink,
+                where.shared.tile,
+                ends,
+                num_paths=num_paths,
+                given=given,
+                uniform=None if uniform is None else _with_before(uniform, begin, end, 2),
+                side=kernel.side(self.rows.shape[1]),
+                is_first=begin == 0,
+            )
+            places[:, :, begin:end] = made[:, :, 1:]
+            given = torch.where(ends[:, None] > 0, made[:, :, 0], -1)
+        return places
+
+
+def _with_before(values: Tensor, begin: int, end: int, axis: int) -> Tensor:
+    """The values of a stretch after those of the step before it, zeros where there is none."""
+    part = values.narrow(axis, max(begin - 1, 0), end - max(begin - 1, 0))
+    if begin > 0:
+        return part.contiguous()
+    return torch.cat([torch.zeros_like(part.narrow(axis, 0, 1)), part], axis)

@@ -86,6 +86,12 @@ def _blocks(
     return KernelCounts(met.log_scales, (starts, to_left, to_right, leaving.neg_(), emit), low)
 
 
+def _rows(table: Factored, operand: torch.dtype) -> Float[Tensor, "Z Z"]:
+    """log p(to | from), whose factors are exact in the type of the operands."""
+    logits = product(table.left.to(operand), table.right.to(operand).T)
+    return logits.sub_(table.log_norm[:, None])
+
+
 def _by_state(hmm: HMM, counts: Float[Tensor, "R K"]) -> Float[Tensor, " Z"]:
     """Counts by row and slot as counts by state; padding counts nothing."""
     total = counts.new_zeros(hmm.num_states + 1)  # the last is for padding
@@ -100,7 +106,8 @@ def _dense(
     from hmmlm.ops.row_sums.kernel import sum_rows
 
     table = hmm.transitions
-    matrix = kernel.Matrix.of(table.rows(0, hmm.num_states), operand)
+    log_rows = table.rows(0, hmm.num_states) if isinstance(table, Dense) else _rows(table, operand)
+    matrix = kernel.Matrix.of(log_rows, operand)
     given = hmm.log_emit, tokens, restart, ends
     # Whether a zero is impossible or was lost nobody can tell without waiting: the row is redone.
     passed = kernel.run(matrix, hmm.log_init.exp(), *given, exact_zeros=False)

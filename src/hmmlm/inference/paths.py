@@ -6,7 +6,7 @@ from torch import Tensor
 
 from hmmlm.hmm import HMM
 from hmmlm.inference.chain import Chain, all_states
-from hmmlm.inference.dispatch import choose, recursion
+from hmmlm.inference.dispatch import KERNEL, WITH_KERNEL, choose, kernel_passes, recursion
 from hmmlm.inference.gradients import without_gradient
 from hmmlm.ops.viterbi import best_predecessors
 from hmmlm.results import Belief, BestPath, PathSamples
@@ -28,9 +28,9 @@ def viterbi(
     O(T K^2) time and O(T K) memory per row.
     """
     chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id, restart=restart)
-    choose(implementation, ("reference",))
+    name, _ = choose(implementation, ("reference", KERNEL), chain)
     with torch.no_grad():
-        result = _viterbi(chain)
+        result = _viterbi(chain) if name == "reference" else _viterbi_by_kernel(chain)
     return without_gradient(result, "viterbi(...)", hmm)
 
 
@@ -51,7 +51,7 @@ def sample_paths(
     Rows of probability zero give states of -1. O(T K (K + N)) time, O(T (K + N)) memory per row.
     """
     chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id, restart=restart)
-    name, _ = choose(implementation)
+    name, _ = choose(implementation, WITH_KERNEL, chain)
     with torch.no_grad():
         return PathSamples(_sample_paths(chain, name, num_samples, generator))
 
@@ -86,6 +86,31 @@ def _viterbi(chain: Chain) -> BestPath:
     return BestPath(path, ends.log_prob)
 
 
+def _viterbi_by_kernel(chain: Chain) -> BestPath:
+    passes = kernel_passes(chain)
+    forward = passes.forward(0, chain.steps, None, keep=True, best=True)
+    assert isinstance(forward.messages, Tensor)
+    places = passes.trace(forward.messages, 1, None)
+    log_prob = forward.log_probs.double().sum(1)
+    path = _states(chain, places, torch.isfinite(log_prob))[:, 0]
+    if forward.low.any():
+        rows = forward.low.nonzero().flatten()
+        path[rows], log_prob[rows] = _viterbi(chain.select(rows))
+    return BestPath(path, log_prob)
+
+
+def _states(
+    chain: Chain, places: Int[Tensor, "B N T"], possible: Bool[Tensor, " B"]
+) -> Int[Tensor, "B N T"]:
+    """The global ids of states given by their place in every step, -1 where there is none."""
+    places = places.long()
+    if not chain.dense:
+        ids = chain.hmm.support.states_of(chain.tokens)  # (B, T, K)
+        places = ids.gather(2, places.transpose(1, 2).clamp(0, ids.shape[2] - 1)).transpose(1, 2)
+    inside = (chain.active & possible[:, None])[:, None]
+    return torch.where(inside, chain.hmm.global_states(torch.where(inside, places, 0)), -1)
+
+
 class LastBest:
     """The best state at each row's last step, and the log-probability of its path.
 
@@ -112,6 +137,8 @@ class LastBest:
 def _sample_paths(
     chain: Chain, name: str, num_samples: int, generator: torch.Generator | None
 ) -> Int[Tensor, "B N T"]:
+    if name == KERNEL:
+        return _sample_by_kernel(chain, num_samples, generator)
     passes = recursion(chain, name)
     forward = passes.forward(0, chain.steps, None, keep=True)
     messages = forward.messages
@@ -134,6 +161,24 @@ def _sample_paths(
         rows = forward.low.nonzero().flatten()
         part, wider = chain.widened(rows)
         paths[rows] = _sample_paths(part, wider, num_samples, generator)
+    return paths
+
+
+def _sample_by_kernel(
+    chain: Chain, num_samples: int, generator: torch.Generator | None
+) -> Int[Tensor, "B N T"]:
+    passes = kernel_passes(chain)
+    forward = passes.forward(0, chain.steps, None, keep=True)
+    assert isinstance(forward.messages, Tensor)
+    size = (chain.batch, num_samples, chain.steps)
+    # Numbers come from where the generator is.
+    place = chain.hmm.device if generator is None else generator.device
+    uniform = torch.rand(size, generator=generator, device=place).to(chain.hmm.device)
+    places = passes.trace(forward.messages, num_samples, uniform)
+    paths = _states(chain, places, torch.isfinite(forward.log_probs).all(1))
+    if forward.low.any():
+        rows = forward.low.nonzero().flatten()
+        paths[rows] = _sample_paths(*chain.widened(rows), num_samples, generator)
     return paths
 
 

@@ -9,9 +9,18 @@ import triton.language as tl
 from torch import Tensor
 
 from hmmlm.ops.kernels import precision_of
-from hmmlm.ops.tile_chain.kernel import NONE, Map, Squares, _ids, _vectors, side
+from hmmlm.ops.tile_chain.kernel import (
+    NONE,
+    Map,
+    Squares,
+    _ids,
+    _tile_at,
+    _tiles,
+    _vectors,
+    side,
+)
 
-COUNTED = 256
+COUNTED = {torch.bfloat16: 256, torch.float32: 64}
 """Features for which a program sums counts."""
 
 
@@ -28,40 +37,50 @@ def _chunk_of(chunk, firsts, offsets, R, STEPS, ROWS: tl.constexpr):
 
 @triton.jit
 def _add_counts(
-    order, offsets, firsts, R, STEPS, SHIFT, C, K, H, N, rows, here, before, messages, probs,
-    shrink, pairs, factors, sums, Q,
-    LEFT: tl.constexpr, ROWS: tl.constexpr, SIDE: tl.constexpr, WIDE: tl.constexpr,
-    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    order, offsets, firsts, R, STEPS, SHIFT, C, K, H, N, rows, here, before, steps, of_tile,
+    messages, probs, shrink, pairs, factors, sums, Q,
+    LEFT: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr, SIDE: tl.constexpr,
+    WIDE: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A chunk of a row's steps: counts (from, to) times the factors at the other end."""
+    """A chunk of a row's tiles: counts (from, to) times the factors at the other end."""
     chunk, part = tl.program_id(0), tl.program_id(1)
     features = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
     start, stop = _chunk_of(chunk, firsts, offsets, R, STEPS, ROWS)
     mine = part * SIDE + tl.arange(0, SIDE)
     total = tl.zeros([SIDE, WIDE], tl.float32)
     for place in range(start, stop):
-        step = tl.load(order + place) + SHIFT
+        number = tl.load(order + place) + SHIFT
         source = -1
-        if (step < N) & ((SHIFT == 0) | (step % C != 0)):
-            source = tl.load(before + step).to(tl.int32)
+        if (number < N) & ((SHIFT == 0) | (number % C != 0)):
+            source = tl.load(before + number).to(tl.int32)
         if source >= 0:
-            slot = step + step // C  # of the step before
             other_row = source
             if LEFT:
-                other_row = tl.load(here + step).to(tl.int32)
+                other_row = tl.load(here + number).to(tl.int32)
             for other in range(0, Q):
                 theirs = other * SIDE + tl.arange(0, SIDE)
                 if LEFT:
                     i, j = mine, theirs
                 else:
                     i, j = theirs, mine
-                message = tl.load(messages + slot * K + i, mask=i < K, other=0.0)
-                pair = tl.load(pairs + step * K + j, mask=j < K, other=0.0)
-                square = (step * Q + i // SIDE) * Q + j // SIDE
-                message *= tl.load(shrink + square)
-                where = probs + step * K * K + i[:, None] * K + j[None, :]
+                square = (number * Q + i // SIDE) * Q + j // SIDE
+                small = tl.load(shrink + square)
+                where = probs + number * K * K + i[:, None] * K + j[None, :]
                 tile = tl.load(where, mask=(i < K)[:, None] & (j < K)[None, :], other=0.0)
-                counts = tile * message[:, None] * pair[None, :]
+                if SHARED:
+                    met = tl.zeros([SIDE, SIDE], tl.float32)
+                    for at in range(tl.load(of_tile + number), tl.load(of_tile + number + 1)):
+                        step = tl.load(steps + at)
+                        slot = step + step // C  # of the step before
+                        message = tl.load(messages + slot * K + i, mask=i < K, other=0.0)
+                        pair = tl.load(pairs + step * K + j, mask=j < K, other=0.0)
+                        met += message[:, None] * pair[None, :]
+                    counts = met * (tile * small[:, None])
+                else:
+                    slot = number + number // C
+                    message = tl.load(messages + slot * K + i, mask=i < K, other=0.0) * small
+                    pair = tl.load(pairs + number * K + j, mask=j < K, other=0.0)
+                    counts = tile * message[:, None] * pair[None, :]
                 states = _ids(rows, other_row, K, other * SIDE, SIDE)
                 vectors = _vectors(factors, states, features, H, EVEN)
                 if LEFT:
@@ -95,8 +114,8 @@ def _join_chunks(
 
 @triton.jit
 def _add_table(
-    order, keys, N, C, K, Z, rows, here, before, messages, probs, shrink, pairs, table, Q,
-    SIDE: tl.constexpr,
+    order, keys, N, C, K, Z, rows, here, before, tile_of, messages, probs, shrink, pairs, table, Q,
+    SHARED: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
     """A square of the counts between two rows, summed over the steps between them."""
     place, i, j = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -111,23 +130,24 @@ def _add_table(
         step = tl.load(order + place)
         sources = _ids(rows, tl.load(before + step), K, i * SIDE, SIDE)
         states = _ids(rows, tl.load(here + step), K, j * SIDE, SIDE)
+        # Between the same two rows all steps have the same tile.
+        number = _tile_at(tile_of, step, SHARED)
+        where = probs + number * K * K + slots_i[:, None] * K + slots_j[None, :]
+        tile = tl.load(where, mask=inside, other=0.0) * tl.load(shrink + (number * Q + i) * Q + j)
         following = key
         while following == key:
             step = tl.load(order + place)
             slot = step + step // C
             message = tl.load(messages + slot * K + slots_i, mask=slots_i < K, other=0.0)
-            message *= tl.load(shrink + (step * Q + i) * Q + j)
             pair = tl.load(pairs + step * K + slots_j, mask=slots_j < K, other=0.0)
-            where = probs + step * K * K + slots_i[:, None] * K + slots_j[None, :]
-            tile = tl.load(where, mask=inside, other=0.0)
-            total += tile * message[:, None] * pair[None, :]
+            total += message[:, None] * pair[None, :]
             place += 1
             following = key * 0 - 1
             if place < N:
                 following = tl.load(keys + place)
         real = (sources >= 0)[:, None] & (states >= 0)[None, :]
         where = table + sources[:, None].to(tl.int64) * Z + states[None, :]
-        tl.store(where, total, mask=real)
+        tl.store(where, total * tile, mask=real)
 
 
 def factor_counts(
@@ -144,17 +164,19 @@ def factor_counts(
     """Expected transitions seen through the factors: sums of counts @ right and counts.T @ left.
 
     `by_row` are the steps ordered by their row of the map, and where those of each row begin, for
-    who has them. `carried` says that first steps may go on from before.
+    who has them. `carried` says that first steps may go on from before, as where tiles are shared.
     """
     left, right = left.contiguous(), right.contiguous()
     (rows, slots), width = where.rows.shape, left.shape[1]
-    number = where.here.numel()
-    wide = min(COUNTED, max(16, triton.next_power_of_2(width)))
+    named = where.shared or where
+    number = named.here.numel()
+    steps, of_tile = where.shared[3:] if where.shared else (where.here, where.here)
+    wide = min(COUNTED[left.dtype], max(16, triton.next_power_of_2(width)))
     length = max(4, triton.cdiv(number, 256))  # long lists of frequent rows are shared out
     if by_row is None:
-        by_row = _ordered(where.here, rows)
+        by_row = _ordered(named.here, rows)
     # Without them, the step after each of a row's steps is one that leaves it.
-    by_source = _ordered(where.before, rows) if carried else by_row
+    by_source = _ordered(named.before, rows) if carried else by_row
     chunks = triton.cdiv(number, length) + rows  # at most so many
     parts, edge = squares.shrink.shape[1], side(slots)
     sums = torch.empty(chunks, parts * edge, width, device=left.device)
@@ -168,9 +190,9 @@ def factor_counts(
         gradient = make(shape, device=left.device)
         _add_counts[(chunks, parts, triton.cdiv(width, wide))](
             order, offsets, firsts, rows, length, int(is_left and not carried),
-            where.here.shape[1], slots, width, number, where.rows, where.here, where.before,
-            joints, squares.probs, squares.shrink, pairs, factors, sums, parts,
-            LEFT=is_left, ROWS=triton.next_power_of_2(rows), SIDE=edge, WIDE=wide,
+            where.here.shape[1], slots, width, number, where.rows, named.here, named.before, steps,
+            of_tile, joints, squares.probs, squares.shrink, pairs, factors, sums, parts,
+            LEFT=is_left, SHARED=where.shared is not None, ROWS=triton.next_power_of_2(rows), SIDE=edge, WIDE=wide,
             EVEN=width % wide == 0, PRECISION=precision_of(left),
             num_warps=8 if edge > 64 else 4, num_stages=1,
         )  # fmt: skip
@@ -199,7 +221,7 @@ def table_counts(
     parts, edge = squares.shrink.shape[1], side(slots)
     _add_table[(batch * steps, parts, parts)](
         order, ordered, batch * steps, steps, slots, num_states, where.rows, where.here,
-        where.before, joints, squares.probs, squares.shrink, pairs, table, parts, SIDE=edge,
-        num_warps=8 if edge > 64 else 4,
+        where.before, _tiles(where), joints, squares.probs, squares.shrink, pairs, table, parts,
+        SHARED=where.shared is not None, SIDE=edge, num_warps=8 if edge > 64 else 4,
     )  # fmt: skip
     return table

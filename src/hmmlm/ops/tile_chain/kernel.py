@@ -23,23 +23,39 @@ class Map(NamedTuple):
     """The states of each step: `rows` (R, K) padded with -1, and the row of each step, (B, C).
 
     `before` (B, C) is the row of the step before, NONE where a step starts afresh or is past the
-    end of its row.
+    end of its row. Each step has a tile of its own, or those between the same two rows share one:
+    then `shared` says which.
     """
 
     rows: Tensor
     here: Tensor
     before: Tensor
+    shared: "Shared | None" = None
+
+
+class Shared(NamedTuple):
+    """Tiles between P different pairs of rows: `tile` (B, C) of each step, NONE where none stands.
+
+    `before` and `here` (P,) are the rows that a tile stands between, in the order of the former;
+    `order` (B C,) are the steps ordered by tile, those of tile p from `offsets[p]` (P + 1,).
+    """
+
+    tile: Tensor
+    before: Tensor
+    here: Tensor
+    order: Tensor
+    offsets: Tensor
 
 
 class Squares(NamedTuple):
-    """The tile of every step, (B C, K, K), with `shrink` (B C, I, I) and the log taken out, (B C,).
+    """P tiles, (P, K, K), with `shrink` (P, I, I) and the log taken out, (P,): see `Map`.
 
     `turned` are the tiles transposed, for the way back: sums along the first axis are fast. What
     stands where there is no tile means nothing.
     """
 
     probs: Tensor
-    turned: Tensor
+    turned: Tensor | None
     shrink: Tensor
     log_most: Tensor
 
@@ -80,6 +96,20 @@ def side(width: int) -> int:
     return min(128, max(16, triton.next_power_of_2(width)))
 
 
+def share(where: Map) -> Map:
+    """The same map with one tile for all steps between the same two rows. Waits for the device."""
+    rows = len(where.rows)
+    keys = torch.where(where.before < 0, NONE, where.before * rows + where.here).flatten()
+    ordered, order = keys.sort(stable=True)
+    distinct, sizes = ordered.unique_consecutive(return_counts=True)
+    offsets = torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
+    if len(distinct) > 1 and int(distinct[0]) == NONE:  # one that is no tile stands for none
+        distinct, offsets = distinct[1:], offsets[1:]
+    tile = torch.searchsorted(distinct, keys).where(keys >= 0, NONE).view_as(where.here)
+    before = torch.where(distinct < 0, NONE, distinct // rows)
+    return where._replace(shared=Shared(tile, before, distinct % rows, order, offsets))
+
+
 @triton.jit
 def _ids(rows, row, K, first, SIDE: tl.constexpr):
     """The states in the slots from `first` of a row of the map; -1 in padding."""
@@ -99,8 +129,8 @@ def _vectors(table, states, features, H, EVEN: tl.constexpr):
 @triton.jit
 def _make_squares(
     left, right, log_norm, log_trans, rows, before, here, probs, turned, log_most, K, Z, H,
-    FACTORED: tl.constexpr, SIDE: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    FACTORED: tl.constexpr, TURNED: tl.constexpr, SIDE: tl.constexpr, WIDE: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A square of p(to | from) over its largest entry, and the log of that."""
     step = tl.program_id(0).to(tl.int64)
@@ -132,8 +162,9 @@ def _make_squares(
         mask = (slots_i < K)[:, None] & (slots_j < K)[None, :]
         values = tl.exp(logits - most)
         tl.store(where, values, mask=mask)
-        where = turned + step * K * K + slots_j[:, None] * K + slots_i[None, :]
-        tl.store(where, tl.trans(values), mask=(slots_j < K)[:, None] & (slots_i < K)[None, :])
+        if TURNED:
+            where = turned + step * K * K + slots_j[:, None] * K + slots_i[None, :]
+            tl.store(where, tl.trans(values), mask=(slots_j < K)[:, None] & (slots_i < K)[None, :])
         tl.store(most_at, most)
 
 
@@ -141,8 +172,10 @@ def _make_squares(
 def _make_emissions(log_weights, index, ends, probs, log_most, low, C, K, WIDE: tl.constexpr):
     step = tl.program_id(0).to(tl.int64)
     slots = tl.arange(0, WIDE)
-    where = log_weights + tl.load(index + step).to(tl.int64) * K + slots
+    word = tl.load(index + step).to(tl.int64)
+    where = log_weights + tl.maximum(word, 0) * K + slots
     logs = tl.load(where, mask=slots < K, other=float("-inf"))
+    logs = tl.where((word < 0) & (slots < K), 0.0, logs)  # a missing word says nothing
     most = tl.max(logs, 0)
     most = tl.where(most == float("-inf"), 0.0, most)
     values = tl.exp(logs - most)
@@ -164,24 +197,45 @@ def _strip(probs, step, first, K, WIDE: tl.constexpr, STRIP: tl.constexpr, EVEN:
 
 
 @triton.jit
+def _tile_at(tile_of, step, SHARED: tl.constexpr):
+    """The number of the tile before a step; any where there is none."""
+    if SHARED:
+        return tl.maximum(tl.load(tile_of + step), 0)
+    return step
+
+
+@triton.jit
+def _over(values, axis: tl.constexpr, BEST: tl.constexpr):
+    if BEST:
+        return tl.max(values, axis)
+    return tl.sum(values, axis)
+
+
+@triton.jit
 def _go_forward(
-    row, begin, end, C, K, Q, rows, here, before, probs, shrink, log_init, emissions, joints,
-    totals, low, LEAST,
+    row, begin, end, C, K, Q, rows, here, before, tile_of, probs, shrink, log_init, emissions,
+    joints, totals, low, LEAST,
     WIDE: tl.constexpr, STRIP: tl.constexpr, SIDE: tl.constexpr, EVEN: tl.constexpr,
+    SHARED: tl.constexpr, BEST: tl.constexpr,
 ):  # fmt: skip
+    """Sums over the states before or, with BEST, the largest of them."""
     slots = tl.arange(0, WIDE)
     row = row.to(tl.int64)
     message = tl.load(joints + (row * (C + 1) + begin) * K + slots, mask=slots < K, other=0.0)
     lost = tl.zeros([STRIP], tl.int32)
     # What comes next does not hang on the message: it is fetched while the last is worked on.
-    source = tl.load(before + row * C + begin)
-    tile = _strip(probs, row * C + begin, 0, K, WIDE, STRIP, EVEN)
+    first = row * C + tl.minimum(begin, C - 1)  # a pass may have no step
+    last = tl.maximum(row * C + end - 1, first)
+    source = tl.load(before + first)
+    number = _tile_at(tile_of, first, SHARED)
+    upcoming_number = _tile_at(tile_of, tl.minimum(first + 1, last), SHARED)
+    tile = _strip(probs, number, 0, K, WIDE, STRIP, EVEN)
     for time in range(begin, end):
         step, after = row * C + time, row * (C + 1) + time + 1
-        following = row * C + tl.minimum(time + 1, end - 1)
         fresh = source < 0
-        source = tl.load(before + following)
-        total = tl.sum(message, 0)  # of the step before: the product does not wait for it
+        source = tl.load(before + tl.minimum(step + 1, last))
+        far_number = _tile_at(tile_of, tl.minimum(step + 2, last), SHARED)
+        total = _over(message, 0, BEST)  # of the step before: the product does not wait for it
         over = tl.where(total > 0, 1.0 / tl.where(total > 0, total, 1.0), 0.0)
         tl.store(totals + after - 1, total)
         joint = tl.zeros([STRIP], tl.float32)
@@ -190,8 +244,8 @@ def _go_forward(
             emission = tl.load(emissions + step * K + some, mask=some < K, other=0.0)
             is_last = start + STRIP >= WIDE
             upcoming = _strip(
-                probs, tl.where(is_last, following, step), tl.where(is_last, 0, start + STRIP), K,
-                WIDE, STRIP, EVEN,
+                probs, tl.where(is_last, upcoming_number, number),
+                tl.where(is_last, 0, start + STRIP), K, WIDE, STRIP, EVEN,
             )  # fmt: skip
             if fresh:
                 states = _ids(rows, tl.load(here + step), K, start, STRIP)
@@ -200,9 +254,9 @@ def _go_forward(
             else:
                 given = message
                 if Q > 1:
-                    squares = (step * Q + slots // SIDE) * Q + start // SIDE
+                    squares = (number * Q + slots // SIDE) * Q + start // SIDE
                     given = message * tl.load(shrink + squares, mask=slots < K, other=0.0)
-                joint = tl.sum(tile * given[:, None], 0) * (emission * over)
+                joint = _over(tile * given[:, None], 0, BEST) * (emission * over)
             tile = upcoming
             lost = tl.maximum(lost, ((joint < LEAST) & (emission > 0)).to(tl.int32))
             tl.store(joints + after * K + some, joint, mask=some < K)
@@ -211,30 +265,36 @@ def _go_forward(
         else:
             tl.debug_barrier()  # the message is what all threads wrote
             message = tl.load(joints + after * K + slots, mask=slots < K, other=0.0)
-    tl.store(totals + row * (C + 1) + end, tl.sum(message, 0))
+        number, upcoming_number = upcoming_number, far_number
+    tl.store(totals + row * (C + 1) + end, _over(message, 0, BEST))
     if tl.max(lost, 0) > 0:
         tl.store(low + row, 1)
 
 
 @triton.jit
 def _go_back(
-    row, begin, end, C, K, Q, rows, before, turned, shrink, emissions, backs, low, LEAST,
+    row, begin, end, C, K, Q, rows, before, tile_of, turned, shrink, emissions, backs, low, LEAST,
     WIDE: tl.constexpr, STRIP: tl.constexpr, SIDE: tl.constexpr, EVEN: tl.constexpr,
+    SHARED: tl.constexpr,
 ):  # fmt: skip
     slots = tl.arange(0, WIDE)
     row = row.to(tl.int64)
     back = tl.load(backs + (row * (C + 1) + end) * K + slots, mask=slots < K, other=0.0)
     lost = tl.zeros([STRIP], tl.int32)
-    first = row * C + tl.maximum(end - 1, 0)
-    coming = tl.load(before + first)
-    emission = tl.load(emissions + first * K + slots, mask=slots < K, other=0.0)
-    tile = _strip(turned, first, 0, K, WIDE, STRIP, EVEN)
+    first = row * C + tl.minimum(begin, C - 1)
+    last = tl.maximum(row * C + end - 1, first)
+    coming = tl.load(before + last)
+    emission = tl.load(emissions + last * K + slots, mask=slots < K, other=0.0)
+    number = _tile_at(tile_of, last, SHARED)
+    upcoming_number = _tile_at(tile_of, tl.maximum(last - 1, first), SHARED)
+    tile = _strip(turned, number, 0, K, WIDE, STRIP, EVEN)
     for backwards in range(begin, end):
         time = begin + end - 1 - backwards
         step, slot = row * C + time, row * (C + 1) + time  # the slot of the step before
-        following = row * C + tl.maximum(time - 1, begin)
+        following = tl.maximum(step - 1, first)
         source = coming
         coming = tl.load(before + following)
+        far_number = _tile_at(tile_of, tl.maximum(step - 2, first), SHARED)
         weight = emission * back
         emission = tl.load(emissions + following * K + slots, mask=slots < K, other=0.0)
         total = tl.sum(weight, 0)
@@ -244,13 +304,13 @@ def _go_back(
             some = start + tl.arange(0, STRIP)
             is_last = start + STRIP >= WIDE
             upcoming = _strip(
-                turned, tl.where(is_last, following, step), tl.where(is_last, 0, start + STRIP), K,
-                WIDE, STRIP, EVEN,
+                turned, tl.where(is_last, upcoming_number, number),
+                tl.where(is_last, 0, start + STRIP), K, WIDE, STRIP, EVEN,
             )  # fmt: skip
             if source >= 0:
                 given = weight
                 if Q > 1:
-                    squares = (step * Q + start // SIDE) * Q + slots // SIDE
+                    squares = (number * Q + start // SIDE) * Q + slots // SIDE
                     given = weight * tl.load(shrink + squares, mask=slots < K, other=0.0)
                 pulled = tl.sum(tile * given[:, None], 0) * over
                 real = _ids(rows, source, K, start, STRIP) >= 0
@@ -264,33 +324,34 @@ def _go_back(
         else:
             tl.debug_barrier()
             back = tl.load(backs + slot * K + slots, mask=slots < K, other=0.0)
+        number, upcoming_number = upcoming_number, far_number
     if tl.max(lost, 0) > 0:
         tl.store(low + row, 1)
 
 
 @triton.jit
 def _pass(
-    ends, begin, C, K, Q, rows, here, before, probs, turned, shrink, log_init, emissions, joints,
-    totals, backs, low, low_back, LEAST,
+    ends, begin, C, K, Q, rows, here, before, tile_of, probs, turned, shrink, log_init, emissions,
+    joints, totals, backs, low, low_back, LEAST,
     FORWARD: tl.constexpr, BACK: tl.constexpr, WIDE: tl.constexpr, STRIP: tl.constexpr,
-    SIDE: tl.constexpr, EVEN: tl.constexpr,
+    SIDE: tl.constexpr, EVEN: tl.constexpr, SHARED: tl.constexpr, BEST: tl.constexpr,
 ):  # fmt: skip
     """One row, forward or back: they do not need one another."""
     row = tl.program_id(0)
     end = tl.load(ends + row).to(tl.int32)
     if FORWARD and (not BACK or tl.program_id(1) == 0):
-        _go_forward(row, begin, end, C, K, Q, rows, here, before, probs, shrink, log_init,
-                    emissions, joints, totals, low, LEAST, WIDE, STRIP, SIDE,
-                    EVEN)  # fmt: skip
+        _go_forward(row, begin, end, C, K, Q, rows, here, before, tile_of, probs, shrink, log_init,
+                    emissions, joints, totals, low, LEAST, WIDE, STRIP, SIDE, EVEN, SHARED,
+                    BEST)  # fmt: skip
     if BACK and (not FORWARD or tl.program_id(1) == 1):
-        _go_back(row, begin, end, C, K, Q, rows, before, turned, shrink, emissions, backs,
-                 low_back, LEAST, WIDE, STRIP, SIDE, EVEN)  # fmt: skip
+        _go_back(row, begin, end, C, K, Q, rows, before, tile_of, turned, shrink, emissions, backs,
+                 low_back, LEAST, WIDE, STRIP, SIDE, EVEN, SHARED)  # fmt: skip
 
 
 @triton.jit
 def _meet(
-    ends, before, C, K, emissions, emission_most, tile_most, joints, totals, backs, times,
-    posteriors, log_scales, pairs, low, LEAST, WIDE: tl.constexpr,
+    ends, before, tile_of, C, K, emissions, emission_most, tile_most, joints, totals, backs, times,
+    posteriors, log_scales, pairs, low, LEAST, WIDE: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     step = tl.program_id(0).to(tl.int64)
     row, time = step // C, step % C
@@ -303,7 +364,7 @@ def _meet(
         total = tl.load(totals + slot)
         scale = tl.log(total) + tl.load(emission_most + step)
         if through:
-            scale += tl.load(tile_most + step)
+            scale += tl.load(tile_most + _tile_at(tile_of, step, SHARED))
         tl.store(log_scales + step, scale)
         joint = tl.load(joints + slot * K + slots, mask=inside, other=0.0)
         back = tl.load(backs + slot * K + slots, mask=inside, other=0.0)
@@ -321,39 +382,49 @@ def _meet(
     tl.store(pairs + step * K + slots, pair, mask=inside)
 
 
-def squares_of_factors(left: Tensor, right: Tensor, log_norm: Tensor, where: Map) -> Squares:
-    """The tiles exp(left_i . right_j - log_norm_i) of all steps. O(B C K^2 H)."""
+def squares_of_factors(
+    left: Tensor, right: Tensor, log_norm: Tensor, where: Map, *, turned: bool = True
+) -> Squares:
+    """The tiles exp(left_i . right_j - log_norm_i) of a map. O(P K^2 H)."""
     left, right, log_norm = (part.contiguous() for part in (left, right, log_norm))
     width = left.shape[1]
     wide = min(64, max(16, triton.next_power_of_2(width)))
     return _squares(
-        where, left, right, log_norm, log_norm, 0, width,
+        where, turned, left, right, log_norm, log_norm, 0, width,
         FACTORED=True, WIDE=wide, EVEN=width % wide == 0, PRECISION=precision_of(left),
     )  # fmt: skip
 
 
-def squares_of_table(log_trans: Tensor, where: Map) -> Squares:
-    """The tiles exp(log_trans[i, j]) of all steps. O(B C K^2)."""
+def squares_of_table(log_trans: Tensor, where: Map, *, turned: bool = True) -> Squares:
+    """The tiles exp(log_trans[i, j]) of a map. O(P K^2)."""
     log_trans = log_trans.contiguous()
     return _squares(
-        where, log_trans, log_trans, log_trans, log_trans, log_trans.shape[1], 0,
+        where, turned, log_trans, log_trans, log_trans, log_trans, log_trans.shape[1], 0,
         FACTORED=False, WIDE=16, EVEN=True, PRECISION="ieee",
     )  # fmt: skip
 
 
-def _squares(where: Map, *fields, **constants) -> Squares:
+def _squares(where: Map, turned: bool, *fields, **constants) -> Squares:
     *tensors, states, width = fields
-    slots, steps = where.rows.shape[1], where.here.numel()
+    named = where.shared or where
+    before, here = named.before, named.here
+    slots, tiles = where.rows.shape[1], here.numel()
     parts = triton.cdiv(slots, side(slots))
-    device = where.rows.device
-    probs, turned = (torch.empty(steps, slots, slots, device=device) for _ in range(2))
-    log_most = torch.empty(steps, parts, parts, device=device)
-    _make_squares[(steps, parts, parts)](
-        *tensors, where.rows, where.before, where.here, probs, turned, log_most, slots, states,
-        width, SIDE=side(slots), num_warps=8 if side(slots) > 64 else 4, **constants,
+    probs = torch.empty(tiles, slots, slots, device=here.device)
+    other = torch.empty_like(probs) if turned else None
+    log_most = torch.empty(tiles, parts, parts, device=here.device)
+    _make_squares[(tiles, parts, parts)](
+        *tensors, where.rows, before, here, probs, probs if other is None else other, log_most,
+        slots, states, width, TURNED=turned, SIDE=side(slots),
+        num_warps=8 if side(slots) > 64 else 4, **constants,
     )  # fmt: skip
     most = log_most.amax((1, 2))
-    return Squares(probs, turned, (log_most - most[:, None, None]).exp(), most)
+    return Squares(probs, other, (log_most - most[:, None, None]).exp(), most)
+
+
+def _tiles(where: Map) -> Tensor:
+    """What a kernel reads the numbers of tiles from; nothing where each step has its own."""
+    return where.before if where.shared is None else where.shared.tile
 
 
 def emissions_of(log_weights: Tensor, index: Tensor, ends: Tensor) -> Emissions:
@@ -382,14 +453,18 @@ def run(
     forward: Passed | None = None,
     back: Tensor | None = None,
     both: bool = False,
+    best: bool = False,
 ) -> Passed:
     """The forward pass, or the backward pass after it, or `both` at once.
 
     `message` (B, K) is that of the step before `begin`; `back` is what comes back into each row's
-    last step, all ones if None. `ends` (B,) is the number of steps of each row.
+    last step, all ones if None. `ends` (B,) is the number of steps of each row. With `best` a
+    forward message is of the best path into each state, not of all, and its total the best of all.
     """
     (batch, steps), slots = where.here.shape, where.rows.shape[1]
     device, with_back = where.here.device, both or forward is not None
+    turned = squares.turned
+    assert turned is not None or not with_back
     if forward is None:
         joints = torch.empty(batch, steps + 1, slots, device=device)
         joints[:, begin] = 0 if message is None else message
@@ -406,10 +481,11 @@ def run(
     strip = min(wide, max(16, STRIP // wide))
     _pass[(batch, 2 if both else 1)](
         ends, begin, steps, slots, squares.shrink.shape[1], where.rows, where.here, where.before,
-        squares.probs, squares.turned, squares.shrink, log_init, emissions.probs, joints, totals,
-        backs, low[0], low[1], lowest(torch.float32),
+        _tiles(where), squares.probs, squares.probs if turned is None else turned, squares.shrink,
+        log_init, emissions.probs, joints, totals, backs, low[0], low[1], lowest(torch.float32),
         FORWARD=forward is None, BACK=with_back, WIDE=wide, STRIP=strip, SIDE=side(slots),
-        EVEN=slots == wide, num_warps=WARPS.get(wide, 8),
+        EVEN=slots == wide, SHARED=where.shared is not None, BEST=best,
+        num_warps=WARPS.get(wide, 8),
     )  # fmt: skip
     return Passed(joints, totals, backs, low)
 
@@ -431,9 +507,10 @@ def meet(
     posteriors, pairs = torch.empty_like(emissions.probs), torch.empty_like(emissions.probs)
     log_scales = torch.zeros_like(emissions.log_most)
     _meet[(batch * steps,)](
-        ends, where.before, steps, slots, emissions.probs, emissions.log_most, squares.log_most,
-        passed.joints, passed.totals, passed.backs, times.contiguous(), posteriors, log_scales,
-        pairs, passed.low[0], lowest(torch.float32),
-        WIDE=triton.next_power_of_2(slots), num_warps=4 if slots > 128 else 1,
+        ends, where.before, _tiles(where), steps, slots, emissions.probs, emissions.log_most,
+        squares.log_most, passed.joints, passed.totals, passed.backs, times.contiguous(),
+        posteriors, log_scales, pairs, passed.low[0], lowest(torch.float32),
+        WIDE=triton.next_power_of_2(slots), SHARED=where.shared is not None,
+        num_warps=4 if slots > 128 else 1,
     )  # fmt: skip
     return Met(posteriors, log_scales, pairs)

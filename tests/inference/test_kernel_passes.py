@@ -1,0 +1,194 @@
+"""Inference by kernels, against the reference: in Triton's interpreter, or on a GPU."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from hmmlm import inference
+from hmmlm.errors import InputError
+from hmmlm.hmm import HMM
+from hmmlm.inference import block_kernels, dense_kernels, dispatch
+from hmmlm.results import Belief, Counts, StateProbs
+from hmmlm.support import Support
+from models import TRANSITIONS, make_hmm
+
+pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+BLOCKS = Support.from_clusters([0, 1, 2, 1, 0, 2, 1], [3, 17, 5])
+LENGTHS = torch.tensor([9, 1, 6])
+
+
+def tokens(seed: int = 0) -> Tensor:
+    return torch.randint(7, (3, 9), generator=torch.Generator().manual_seed(seed))
+
+
+def close(ours: Tensor, truth: Tensor) -> None:
+    torch.testing.assert_close(ours.cpu().double(), truth.double(), rtol=0, atol=2e-4)
+
+
+SUPPORTS = {"blocks": BLOCKS, "one tile": Support.dense(7, 19), "dense": Support.dense(7, 19)}
+
+
+def how_made(shape: str, stretch: int, monkeypatch) -> Support:
+    """The support of a shape, with stretches of so many steps and the kernels that it is about."""
+    support = SUPPORTS[shape]
+    blocks, width = support.rows.shape
+    if (blocks * width) ** 2 > 1 and stretch < 9:
+        monkeypatch.setattr(block_kernels, "TILED", min(stretch * 3 * width**2, width**2 * 8))
+        monkeypatch.setattr(block_kernels, "KEPT", stretch * 3 * width)
+        monkeypatch.setattr(dense_kernels, "KEPT", stretch * 3 * width)
+    monkeypatch.setattr("hmmlm.inference.smoothing.KEPT", 5 * 3 * 17)
+    if shape == "dense":
+        monkeypatch.setattr(dispatch, "ONE_TILE", 0)
+    return support
+
+
+def carried_belief(hmm: HMM) -> tuple[Belief, Belief]:
+    """A belief in the middle of a text, for the reference and where the kernels are."""
+    belief = inference.log_prob(hmm, tokens(1), lengths=LENGTHS, reset_id=4).belief
+    belief = belief._replace(fresh=torch.tensor([False, True, False]))
+    return belief, Belief(*(part.to(DEVICE) for part in belief))
+
+
+@pytest.mark.parametrize("transitions", TRANSITIONS)
+@pytest.mark.parametrize("stretch", [100, 4, 1])
+@pytest.mark.parametrize("carried", [False, True])
+@pytest.mark.parametrize("shape", SUPPORTS)
+def test_every_function(
+    shape: str, transitions: str, stretch: int, carried: bool, monkeypatch
+) -> None:
+    """In one stretch and in many, from p(z1) and from a belief that was carried."""
+    hmm = make_hmm(how_made(shape, stretch, monkeypatch), transitions, scale=0.7)
+    there = hmm.to(DEVICE, torch.float32)
+    belief, theirs = carried_belief(hmm) if carried else (None, None)
+    how = {"lengths": LENGTHS, "reset_id": 4}
+    text = tokens()
+    if shape != "blocks":
+        text[0, 3] = text[2, 0] = -1
+    for name in ("log_prob", "filter", "smooth", "counts"):
+        run = getattr(inference, name)
+        truth = run(hmm, text, belief=belief, implementation="reference", **how)
+        ours = run(there, text.to(DEVICE), belief=theirs, implementation="kernel", **how)
+        close(ours.log_evidence, truth.log_evidence)
+        close(ours.belief.log_probs.exp(), truth.belief.log_probs.exp())
+        if isinstance(truth, StateProbs):
+            close(ours.dense(25).exp(), truth.dense(25).exp())
+        if isinstance(truth, Counts):
+            for one, other in zip(ours.fields(), truth.fields(), strict=True):
+                close(one, other)
+        else:
+            close(ours.token_log_probs, truth.token_log_probs)
+
+
+@pytest.mark.parametrize("transitions", TRANSITIONS)
+@pytest.mark.parametrize("stretch", [100, 4, 1])
+@pytest.mark.parametrize("carried", [False, True])
+@pytest.mark.parametrize("shape", SUPPORTS)
+def test_paths(shape: str, transitions: str, stretch: int, carried: bool, monkeypatch) -> None:
+    """The best path is as good as the reference's, and is what it says; drawn ones are possible."""
+    hmm = make_hmm(how_made(shape, stretch, monkeypatch), transitions, scale=0.7)
+    there = hmm.to(DEVICE, torch.float32)
+    belief, theirs = carried_belief(hmm) if carried else (None, None)
+    how = {"lengths": LENGTHS, "reset_id": 4}
+    text = tokens()
+    if shape != "blocks":
+        text[0, 3] = text[2, 0] = -1
+    truth = inference.viterbi(hmm, text, belief=belief, **how)
+    ours = inference.viterbi(there, text.to(DEVICE), belief=theirs, implementation="kernel", **how)
+    close(ours.log_prob, truth.log_prob)
+    path = ours.states.cpu()
+    assert torch.equal(path < 0, truth.states < 0)
+    for row in range(3):
+        score = path_score(hmm, text[row], path[row], int(LENGTHS[row]), belief, row)
+        assert score == pytest.approx(float(truth.log_prob[row]), abs=2e-4)
+    drawn = inference.sample_paths(
+        there, text.to(DEVICE), belief=theirs, num_samples=5, implementation="kernel",
+        generator=torch.Generator().manual_seed(0), **how,
+    ).states.cpu()  # fmt: skip
+    for row in range(3):
+        for path in drawn[row]:
+            assert path_score(hmm, text[row], path, int(LENGTHS[row]), belief, row) > -100.0
+            assert bool((path[LENGTHS[row] :] == -1).all())
+
+
+def path_score(
+    hmm: HMM, text: Tensor, path: Tensor, length: int, belief: Belief | None, row: int
+) -> float:
+    """log p(z, x) of one path, state by state."""
+    table, score = hmm.transitions.rows(0, hmm.num_states), 0.0
+    for step in range(length):
+        word, state = int(text[step]), int(path[step])
+        fresh = int(text[step - 1]) == 4 if step else belief is None or bool(belief.fresh[row])
+        if fresh:
+            score += float(hmm.log_init[state])
+        elif step:
+            score += float(table[int(path[step - 1]), state])
+        else:
+            assert belief is not None
+            real = belief.states[row] >= 0
+            into = belief.log_probs[row][real] + table[belief.states[row][real], state]
+            score += float(into.logsumexp(0))
+        if word >= 0:
+            (place,) = (hmm.support.states_of(torch.tensor([word]))[0] == state).nonzero()[0]
+            score += float(hmm.log_emit[word, place])
+    return score
+
+
+@pytest.mark.parametrize("shape", SUPPORTS)
+def test_drawn_paths_are_as_frequent_as_their_posterior(shape: str, monkeypatch) -> None:
+    hmm = make_hmm(how_made(shape, 2, monkeypatch), "dense", scale=0.7)
+    text, number = tokens()[:1, :4], 400
+    truth = inference.smooth(hmm, text).dense(25).exp()[0]  # (4, 25)
+    drawn = inference.sample_paths(
+        hmm.to(DEVICE, torch.float32), text.to(DEVICE), num_samples=number,
+        generator=torch.Generator().manual_seed(1), implementation="kernel",
+    ).states[0].cpu()  # fmt: skip
+    found = torch.nn.functional.one_hot(drawn, 25).double().mean(0)
+    assert bool(((found - truth).abs() < 5 * (truth * (1 - truth) / number).sqrt() + 1e-9).all())
+    # Neighbours too: a path is drawn as one.
+    table = hmm.transitions.rows(0, hmm.num_states)
+    pairs = torch.nn.functional.one_hot(drawn[:, 1] * 25 + drawn[:, 2], 625).double().mean(0)
+    message = inference.filter(hmm, text[:, :2]).dense(25)[0, 1]
+    back = (inference.smooth(hmm, text).dense(25) - inference.filter(hmm, text).dense(25))[0, 2]
+    size = hmm.num_states
+    emit = torch.full((25,), -torch.inf, dtype=torch.float64)
+    states = hmm.support.states_of(text[:, 2])[0]
+    emit[states[states >= 0]] = hmm.log_emit[text[0, 2]][states >= 0]
+    joint = message[:size, None] + table + (emit + back.nan_to_num(neginf=0.0))[None, :size]
+    expected = torch.zeros(25, 25, dtype=torch.float64)
+    expected[:size, :size] = joint.flatten().softmax(0).view(size, size)
+    gap = (pairs.view(25, 25) - expected).abs()
+    assert bool((gap < 5 * (expected * (1 - expected) / number).sqrt() + 1e-9).all())
+
+
+def test_a_row_that_loses_digits_is_redone() -> None:
+    hmm = make_hmm(BLOCKS, "dense", scale=0.7)
+    hmm.log_emit[3, 0] = -200.0
+    text = tokens()
+    text[0, 2] = 3
+    truth = inference.counts(hmm, text, implementation="reference")
+    ours = inference.counts(hmm.to(DEVICE, torch.float32), text.to(DEVICE), implementation="kernel")
+    close(ours.log_evidence, truth.log_evidence)
+    for one, other in zip(ours.fields(), truth.fields(), strict=True):
+        close(one, other)
+
+
+def test_what_no_kernel_takes() -> None:
+    missing = tokens()
+    missing[1, 0] = -1
+    for support, dtype, text, said in (
+        ("uniform", torch.float32, tokens() % 5, "share only a part"),
+        (BLOCKS, torch.float64, tokens(), "the tables are float64"),
+        (BLOCKS, torch.float32, missing, "a token is missing"),
+    ):
+        hmm = make_hmm(support, "dense", dtype=dtype)
+        with pytest.raises(InputError, match=f"{said}.*use scaled, or auto"):
+            inference.log_prob(hmm, text, implementation="kernel")
+        assert torch.isfinite(inference.log_prob(hmm, text).log_evidence).all()
+
+
+def test_a_kernel_where_there_is_no_gpu(monkeypatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    hmm = make_hmm(BLOCKS, "dense", dtype=torch.float32)
+    with pytest.raises(InputError, match="this is cpu; use scaled"):
+        inference.log_prob(hmm, tokens(), implementation="kernel")
