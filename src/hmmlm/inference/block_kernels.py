@@ -173,15 +173,16 @@ class BlockKernel:
         """Adds the joints of neighbouring steps, so many times for each row."""
         pairs = (met.pairs * used[:, None, None]).nan_to_num_(0.0)
         chain = self.chain
+        assert where.shared is not None
         if len(self.rows) == 1:
+            if not where.shared.there_are:
+                return
             # One tile for all: its counts are one product.
             through = self.through[:, begin:end, None]
             before = torch.where(through, passed.joints[:, :-1], 0.0).flatten(0, 1)
-            assert where.shared is not None
             tile, edge = squares.probs[0], kernel.side(self.rows.shape[1])
             shrink = squares.shrink[0].repeat_interleave(edge, 0).repeat_interleave(edge, 1)
             tile = tile * shrink[: len(tile), : len(tile)]
-            tile = torch.where(where.shared.before[0] < 0, 0.0, tile)  # all start afresh
             sums.add_rows(slice(0, len(tile)), (before.T @ pairs.flatten(0, 1)).mul_(tile))
             return
         if self.factors is None:
@@ -189,11 +190,11 @@ class BlockKernel:
             table = counts_kernel.table_counts(squares, where, passed.joints, pairs, states)
             sums.fields[0][:states] += table
             return
-        left, right = counts_kernel.factor_counts(
-            squares, where, passed.joints, pairs, *self.factors, carried=True
-        )
-        sums.fields[0].add_(left)
-        sums.fields[1].add_(right)
+        if where.shared.there_are:
+            given = (squares, where, passed.joints, pairs)
+            left, right = counts_kernel.shared_counts(*given, *self.factors)
+            sums.fields[0].add_(left)
+            sums.fields[1].add_(right)
         # A step that another follows is left as often as it is there.
         followed = torch.zeros_like(self.through[:, begin:end])
         last = self.through[:, begin + 1 : end + 1]

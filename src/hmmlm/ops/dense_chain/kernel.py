@@ -93,20 +93,22 @@ def _product(
 @triton.jit
 def _best(
     messages, at, probs, columns, Z,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, EVEN: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, STAGES: tl.constexpr,
+    EVEN: tl.constexpr,
 ):  # fmt: skip
     """max_i message_i p_ij."""
     best = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for first in range(0, Z, INNER):
-        for more in tl.static_range(INNER):
-            inner = first + more
-            square_at = probs + inner * Z + columns
-            if EVEN:
-                message, square = tl.load(messages + at + inner), tl.load(square_at)
-            else:
-                message = tl.load(messages + at + inner, mask=at * 0 + inner < Z, other=0.0)
-                square = tl.load(square_at, mask=(columns < Z) & (columns * 0 + inner < Z), other=0.0)
-            best = tl.maximum(best, message[:, None] * square[None, :])
+    for first in tl.range(0, Z, INNER, num_stages=STAGES):
+        inner = first + tl.arange(0, INNER)
+        message_at = messages + at[:, None] + inner[None, :]
+        square_at = probs + inner[:, None].to(tl.int64) * Z + columns[None, :]
+        if EVEN:
+            message, square = tl.load(message_at), tl.load(square_at)
+        else:
+            message = tl.load(message_at, mask=(inner < Z)[None, :], other=0.0)
+            mask = (inner < Z)[:, None] & (columns < Z)[None, :]
+            square = tl.load(square_at, mask=mask, other=0.0)
+        best = tl.maximum(best, tl.max(message[:, :, None] * square[None, :, :], 1))
     return best
 
 
@@ -125,7 +127,7 @@ def _forward(
     time, part, made, probs, sums, initial, log_emit, tokens, restart, ends, joints, messages,
     parts, low, B, T, Z, P, LEAST, ZERO,
     HOW: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr,
-    WIDE: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """To the slot after step `time`, from the one before. What is past a row's end is not kept."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -137,7 +139,7 @@ def _forward(
     if HOW == MADE:
         sum_of = tl.load(made + safe[:, None] * Z + columns[None, :], mask=mask, other=0.0)
     elif HOW == BEST:
-        sum_of = _best(messages, before, probs, columns, Z, ROWS, COLUMNS, INNER, EVEN)
+        sum_of = _best(messages, before, probs, columns, Z, ROWS, COLUMNS, INNER, STAGES, EVEN)
     else:
         sum_of = _product(messages, before, probs, columns, Z, Z, 1, ROWS, COLUMNS, INNER, EVEN,
                           PRECISION)  # fmt: skip
@@ -209,14 +211,14 @@ def _step(
     ahead, behind, made, made_back, probs, sums, initial, log_emit, tokens, restart, ends, given,
     joints, messages, parts, backs, weights, parts_back, low, low_back, B, T, Z, P, LEAST, ZERO,
     FORWARD: tl.constexpr, BACK: tl.constexpr, HOW: tl.constexpr, GIVEN: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, WIDE: tl.constexpr,
-    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, STAGES: tl.constexpr,
+    WIDE: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(1)
     if FORWARD and (not BACK or tl.program_id(2) == 0):
         _forward(ahead, part, made, probs, sums, initial, log_emit, tokens, restart, ends, joints,
-                 messages, parts, low, B, T, Z, P, LEAST, ZERO, HOW, ROWS, COLUMNS, INNER, WIDE,
-                 EVEN, PRECISION)  # fmt: skip
+                 messages, parts, low, B, T, Z, P, LEAST, ZERO, HOW, ROWS, COLUMNS, INNER, STAGES,
+                 WIDE, EVEN, PRECISION)  # fmt: skip
     if BACK and (not FORWARD or tl.program_id(2) == 1):
         _backward(behind, part, made_back, probs, log_emit, tokens, restart, ends, given, backs,
                   weights, parts_back, low_back, B, T, Z, P, LEAST, ZERO, HOW, GIVEN, ROWS,
@@ -371,7 +373,8 @@ class _Steps:
             self.made, self.made_back = torch.empty(size, device=self.device)
 
     def enter(self, message: Tensor | None) -> None:
-        self.joints = self.messages = torch.empty(self.size, device=self.device)
+        make = torch.zeros if self.how == BEST.value else torch.empty  # past an end it reads on
+        self.joints = self.messages = make(self.size, device=self.device)
         if self.operand != torch.float32:
             self.messages = torch.empty(self.size, device=self.device, dtype=self.operand)
         self.messages[:, 0] = 0 if message is None else message
@@ -411,7 +414,7 @@ class _Steps:
             FORWARD=ahead is not None, BACK=behind is not None, HOW=self.how,
             GIVEN=self.back is not None, WIDE=triton.next_power_of_2(self.columns),
             EVEN=self.states % self.shape["COLUMNS"] == self.states % self.shape["INNER"] == 0,
-            PRECISION=precision_of(probs), **self.shape,
+            STAGES=self.shape["num_stages"], PRECISION=precision_of(probs), **self.shape,
         )  # fmt: skip
 
     def passed(self) -> Passed:
@@ -452,9 +455,9 @@ def _shape(states: int, how: int) -> dict[str, int]:
     if is_interpreted():
         return {"ROWS": 16, "COLUMNS": 16, "INNER": 16, "num_warps": 4, "num_stages": 2}
     if how == BEST.value:
-        return {"ROWS": 32, "COLUMNS": 64, "INNER": 8, "num_warps": 4, "num_stages": 1}
+        return {"ROWS": 16, "COLUMNS": 128, "INNER": 8, "num_warps": 4, "num_stages": 3}
     if how == MADE.value:
         return {"ROWS": 16, "COLUMNS": 128, "INNER": 16, "num_warps": 4, "num_stages": 1}
     if states <= 1024:
-        return {"ROWS": 32, "COLUMNS": 32, "INNER": 128, "num_warps": 4, "num_stages": 3}
+        return {"ROWS": 16, "COLUMNS": 64, "INNER": 128, "num_warps": 4, "num_stages": 3}
     return {"ROWS": 128, "COLUMNS": 128, "INNER": 64, "num_warps": 8, "num_stages": 4}

@@ -20,7 +20,7 @@ from hmmlm.ops.tile_chain.kernel import (
     side,
 )
 
-COUNTED = {torch.bfloat16: 256, torch.float32: 64}
+COUNTED = 256
 """Features for which a program sums counts."""
 
 
@@ -37,50 +37,40 @@ def _chunk_of(chunk, firsts, offsets, R, STEPS, ROWS: tl.constexpr):
 
 @triton.jit
 def _add_counts(
-    order, offsets, firsts, R, STEPS, SHIFT, C, K, H, N, rows, here, before, steps, of_tile,
-    messages, probs, shrink, pairs, factors, sums, Q,
-    LEFT: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr, SIDE: tl.constexpr,
-    WIDE: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    order, offsets, firsts, R, STEPS, SHIFT, C, K, H, N, rows, here, before, messages, probs,
+    shrink, pairs, factors, sums, Q,
+    LEFT: tl.constexpr, ROWS: tl.constexpr, SIDE: tl.constexpr, WIDE: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A chunk of a row's tiles: counts (from, to) times the factors at the other end."""
+    """A chunk of a row's steps: counts (from, to) times the factors at the other end."""
     chunk, part = tl.program_id(0), tl.program_id(1)
     features = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
     start, stop = _chunk_of(chunk, firsts, offsets, R, STEPS, ROWS)
     mine = part * SIDE + tl.arange(0, SIDE)
     total = tl.zeros([SIDE, WIDE], tl.float32)
     for place in range(start, stop):
-        number = tl.load(order + place) + SHIFT
+        step = tl.load(order + place) + SHIFT
         source = -1
-        if (number < N) & ((SHIFT == 0) | (number % C != 0)):
-            source = tl.load(before + number).to(tl.int32)
+        if (step < N) & ((SHIFT == 0) | (step % C != 0)):
+            source = tl.load(before + step).to(tl.int32)
         if source >= 0:
+            slot = step + step // C  # of the step before
             other_row = source
             if LEFT:
-                other_row = tl.load(here + number).to(tl.int32)
+                other_row = tl.load(here + step).to(tl.int32)
             for other in range(0, Q):
                 theirs = other * SIDE + tl.arange(0, SIDE)
                 if LEFT:
                     i, j = mine, theirs
                 else:
                     i, j = theirs, mine
-                square = (number * Q + i // SIDE) * Q + j // SIDE
-                small = tl.load(shrink + square)
-                where = probs + number * K * K + i[:, None] * K + j[None, :]
+                message = tl.load(messages + slot * K + i, mask=i < K, other=0.0)
+                pair = tl.load(pairs + step * K + j, mask=j < K, other=0.0)
+                square = (step * Q + i // SIDE) * Q + j // SIDE
+                message *= tl.load(shrink + square)
+                where = probs + step * K * K + i[:, None] * K + j[None, :]
                 tile = tl.load(where, mask=(i < K)[:, None] & (j < K)[None, :], other=0.0)
-                if SHARED:
-                    met = tl.zeros([SIDE, SIDE], tl.float32)
-                    for at in range(tl.load(of_tile + number), tl.load(of_tile + number + 1)):
-                        step = tl.load(steps + at)
-                        slot = step + step // C  # of the step before
-                        message = tl.load(messages + slot * K + i, mask=i < K, other=0.0)
-                        pair = tl.load(pairs + step * K + j, mask=j < K, other=0.0)
-                        met += message[:, None] * pair[None, :]
-                    counts = met * (tile * small[:, None])
-                else:
-                    slot = number + number // C
-                    message = tl.load(messages + slot * K + i, mask=i < K, other=0.0) * small
-                    pair = tl.load(pairs + number * K + j, mask=j < K, other=0.0)
-                    counts = tile * message[:, None] * pair[None, :]
+                counts = tile * message[:, None] * pair[None, :]
                 states = _ids(rows, other_row, K, other * SIDE, SIDE)
                 vectors = _vectors(factors, states, features, H, EVEN)
                 if LEFT:
@@ -95,9 +85,60 @@ def _add_counts(
 
 
 @triton.jit
+def _count_tile(
+    steps, offsets, C, K, Q, messages, probs, shrink, pairs, counts, SIDE: tl.constexpr,
+):  # fmt: skip
+    """A square of the counts of a shared tile, summed over its steps."""
+    tile, i, j = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    slots_i, slots_j = i * SIDE + tl.arange(0, SIDE), j * SIDE + tl.arange(0, SIDE)
+    met = tl.zeros([SIDE, SIDE], tl.float32)
+    for at in range(tl.load(offsets + tile), tl.load(offsets + tile + 1)):
+        step = tl.load(steps + at)
+        slot = step + step // C  # of the step before
+        message = tl.load(messages + slot * K + slots_i, mask=slots_i < K, other=0.0)
+        pair = tl.load(pairs + step * K + slots_j, mask=slots_j < K, other=0.0)
+        met += message[:, None] * pair[None, :]
+    where = tile * K * K + slots_i[:, None] * K + slots_j[None, :]
+    inside = (slots_i < K)[:, None] & (slots_j < K)[None, :]
+    small = tl.load(shrink + (tile * Q + i) * Q + j)
+    met *= tl.load(probs + where, mask=inside, other=0.0) * small
+    tl.store(counts + where, met.to(counts.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _add_tiles(
+    order, offsets, firsts, others, R, STEPS, K, H, Q, rows, counts, factors, sums,
+    LEFT: tl.constexpr, ROWS: tl.constexpr, SIDE: tl.constexpr, INNER: tl.constexpr,
+    WIDE: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A chunk of a row's shared tiles: counts (from, to) times the factors at the other end."""
+    chunk, part = tl.program_id(0), tl.program_id(1)
+    features = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
+    start, stop = _chunk_of(chunk, firsts, offsets, R, STEPS, ROWS)
+    mine = part * SIDE + tl.arange(0, SIDE)
+    total = tl.zeros([SIDE, WIDE], tl.float32)
+    parts = (K + INNER - 1) // INNER
+    for turn in tl.range(start * parts, stop * parts, num_stages=STAGES):
+        place, first = turn // parts, turn % parts * INNER
+        theirs = first + tl.arange(0, INNER)
+        states = _ids(rows, tl.load(others + place), K, first, INNER)
+        vectors = _vectors(factors, states, features, H, EVEN)
+        where = counts + tl.load(order + place) * K * K
+        if LEFT:
+            where += mine[:, None] * K + theirs[None, :]
+        else:
+            where += mine[:, None] + theirs[None, :] * K
+        mask = (mine < K)[:, None] & (theirs < K)[None, :]
+        met = tl.load(where, mask=mask, other=0.0)
+        total = tl.dot(met, vectors, total, input_precision=PRECISION)
+    if start < stop:
+        where = (chunk * (tl.num_programs(1) * SIDE) + mine[:, None]).to(tl.int64) * H
+        tl.store(sums + where + features[None, :], total, mask=(features < H)[None, :])
+
+
+@triton.jit
 def _join_chunks(
-    firsts, rows, sums, gradient, K, H, Q, SIDE: tl.constexpr, SOME: tl.constexpr,
-    WIDE: tl.constexpr,
+    firsts, rows, sums, gradient, K, H, SLOTS, SOME: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """The sums of a row's chunks, to the states of its slots."""
     row, first = tl.program_id(0), tl.program_id(1) * SOME
@@ -107,7 +148,7 @@ def _join_chunks(
     mask = (states >= 0)[:, None] & (features < H)[None, :]
     total = tl.zeros([SOME, WIDE], tl.float32)
     for chunk in range(tl.load(firsts + row), tl.load(firsts + row + 1)):
-        where = (chunk * Q * SIDE + slots).to(tl.int64)[:, None] * H + features[None, :]
+        where = (chunk * SLOTS + slots).to(tl.int64)[:, None] * H + features[None, :]
         total += tl.load(sums + where, mask=mask, other=0.0)
     tl.store(gradient + states[:, None].to(tl.int64) * H + features[None, :], total, mask=mask)
 
@@ -158,50 +199,95 @@ def factor_counts(
     left: Tensor,
     right: Tensor,
     by_row: tuple[Tensor, Tensor] | None = None,
-    *,
-    carried: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Expected transitions seen through the factors: sums of counts @ right and counts.T @ left.
 
     `by_row` are the steps ordered by their row of the map, and where those of each row begin, for
-    who has them. `carried` says that first steps may go on from before, as where tiles are shared.
+    who has them. First steps start afresh.
     """
     left, right = left.contiguous(), right.contiguous()
     (rows, slots), width = where.rows.shape, left.shape[1]
-    named = where.shared or where
-    number = named.here.numel()
-    steps, of_tile = where.shared[3:] if where.shared else (where.here, where.here)
-    wide = min(COUNTED[left.dtype], max(16, triton.next_power_of_2(width)))
-    length = max(4, triton.cdiv(number, 256))  # long lists of frequent rows are shared out
+    number = where.here.numel()
+    wide = min(COUNTED, max(16, triton.next_power_of_2(width)))
     if by_row is None:
-        by_row = _ordered(named.here, rows)
-    # Without them, the step after each of a row's steps is one that leaves it.
-    by_source = _ordered(named.before, rows) if carried else by_row
-    chunks = triton.cdiv(number, length) + rows  # at most so many
+        by_row = _ordered(where.here, rows)
     parts, edge = squares.shrink.shape[1], side(slots)
-    sums = torch.empty(chunks, parts * edge, width, device=left.device)
     gradients = []
-    for is_left, factors, shape in ((True, right, left.shape), (False, left, right.shape)):
-        order, offsets = by_source if is_left else by_row
-        sizes = offsets[1:] - offsets[:-1]
-        firsts = torch.nn.functional.pad(((sizes + length - 1) // length).cumsum(0), (1, 0))
-        # Blocks of one size name every state, so there is nothing to clear.
-        make = torch.empty if where.rows.numel() == shape[0] else torch.zeros
-        gradient = make(shape, device=left.device)
-        _add_counts[(chunks, parts, triton.cdiv(width, wide))](
-            order, offsets, firsts, rows, length, int(is_left and not carried),
-            where.here.shape[1], slots, width, number, where.rows, named.here, named.before, steps,
-            of_tile, joints, squares.probs, squares.shrink, pairs, factors, sums, parts,
-            LEFT=is_left, SHARED=where.shared is not None, ROWS=triton.next_power_of_2(rows), SIDE=edge, WIDE=wide,
+    for is_left, factors in ((True, right), (False, left)):
+        # The step after each of a row's steps is one that leaves it.
+        chunks = _Chunks(*by_row, number, where.rows, parts * edge, width)
+        _add_counts[(chunks.most, parts, triton.cdiv(width, wide))](
+            chunks.order, chunks.offsets, chunks.firsts, rows, chunks.length, int(is_left),
+            where.here.shape[1], slots, width, number, where.rows, where.here, where.before,
+            joints, squares.probs, squares.shrink, pairs, factors, chunks.sums, parts,
+            LEFT=is_left, ROWS=triton.next_power_of_2(rows), SIDE=edge, WIDE=wide,
             EVEN=width % wide == 0, PRECISION=precision_of(left),
             num_warps=8 if edge > 64 else 4, num_stages=1,
         )  # fmt: skip
-        _join_chunks[(rows, triton.cdiv(slots, 4), triton.cdiv(width, wide))](
-            firsts, where.rows, sums, gradient, slots, width, parts,
-            SIDE=edge, SOME=4, WIDE=wide, num_warps=2,
-        )  # fmt: skip
-        gradients.append(gradient)
+        gradients.append(chunks.join((left, right)[not is_left]))
     return gradients[0], gradients[1]
+
+
+def shared_counts(
+    squares: Squares, where: Map, joints: Tensor, pairs: Tensor, left: Tensor, right: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As `factor_counts`, of shared tiles; the turned tiles, which have been read, are lost."""
+    shared, room = where.shared, squares.turned
+    assert shared is not None and room is not None
+    left, right = left.contiguous(), right.contiguous()
+    (rows, slots), width, number = where.rows.shape, left.shape[1], len(shared.here)
+    parts, edge = squares.shrink.shape[1], side(slots)
+    counts = room.view(-1).view(left.dtype)[: room.numel()].view_as(room)
+    _count_tile[(number, parts, parts)](
+        shared.order, shared.offsets, where.here.shape[1], slots, parts, joints, squares.probs,
+        squares.shrink, pairs, counts, SIDE=edge, num_warps=8 if edge > 64 else 4,
+    )  # fmt: skip
+    narrow = left.dtype != torch.float32
+    wide = min(256 if narrow else 64, max(16, triton.next_power_of_2(width)))
+    gradients = []
+    for is_left, factors in ((True, right), (False, left)):
+        mine, theirs = (shared.before, shared.here) if is_left else (shared.here, shared.before)
+        chunks = _Chunks(*_ordered(mine, rows), number, where.rows, parts * edge, width)
+        _add_tiles[(chunks.most, parts, triton.cdiv(width, wide))](
+            chunks.order, chunks.offsets, chunks.firsts, theirs[chunks.order], rows, chunks.length,
+            slots, width, parts, where.rows, counts, factors, chunks.sums,
+            LEFT=is_left, ROWS=triton.next_power_of_2(rows), SIDE=edge, INNER=min(edge, 64),
+            WIDE=wide, STAGES=3 if narrow else 2, EVEN=width % wide == 0,
+            PRECISION=precision_of(left), num_warps=8 if edge > 64 else 4,
+        )  # fmt: skip
+        gradients.append(chunks.join((left, right)[not is_left]))
+    return gradients[0], gradients[1]
+
+
+class _Chunks:
+    """Lists of steps or tiles, one for each row of the map, cut so that long ones are shared out.
+
+    Each chunk has a sum of its own, (slots, H).
+    """
+
+    def __init__(
+        self, order: Tensor, offsets: Tensor, number: int, rows: Tensor, slots: int, width: int
+    ) -> None:
+        self.order, self.offsets, self.rows = order, offsets, rows
+        self.length = max(4, triton.cdiv(number, 256))
+        self.most = triton.cdiv(number, self.length) + len(rows)  # chunks there can be
+        sizes = offsets[1:] - offsets[:-1]
+        counts = (sizes + self.length - 1) // self.length
+        self.firsts = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+        self.sums = torch.empty(self.most, slots, width, device=rows.device)
+
+    def join(self, like: Tensor) -> Tensor:
+        """The sums of all chunks, by state, in a table like this one."""
+        (rows, slots), (_, padded, width) = self.rows.shape, self.sums.shape
+        # Blocks of one size name every state, so there is nothing to clear.
+        make = torch.empty if self.rows.numel() == len(like) else torch.zeros
+        gradient = make(like.shape, device=like.device)
+        wide = min(256, max(16, triton.next_power_of_2(width)))
+        _join_chunks[(rows, triton.cdiv(slots, 4), triton.cdiv(width, wide))](
+            self.firsts, self.rows, self.sums, gradient, slots, width, padded,
+            SOME=4, WIDE=wide, num_warps=2,
+        )  # fmt: skip
+        return gradient
 
 
 def _ordered(keys: Tensor, rows: int) -> tuple[Tensor, Tensor]:

@@ -37,9 +37,11 @@ class Shared(NamedTuple):
     """Tiles between P different pairs of rows: `tile` (B, C) of each step, NONE where none stands.
 
     `before` and `here` (P,) are the rows that a tile stands between, in the order of the former;
-    `order` (B C,) are the steps ordered by tile, those of tile p from `offsets[p]` (P + 1,).
+    `order` (B C,) are the steps ordered by tile, those of tile p from `offsets[p]` (P + 1,). Where
+    all steps start afresh there are none: one that is no tile then keeps its place.
     """
 
+    there_are: bool
     tile: Tensor
     before: Tensor
     here: Tensor
@@ -103,11 +105,13 @@ def share(where: Map) -> Map:
     ordered, order = keys.sort(stable=True)
     distinct, sizes = ordered.unique_consecutive(return_counts=True)
     offsets = torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
-    if len(distinct) > 1 and int(distinct[0]) == NONE:  # one that is no tile stands for none
+    there_are = len(distinct) > 1 or int(distinct[0]) != NONE
+    if there_are and int(distinct[0]) == NONE:
         distinct, offsets = distinct[1:], offsets[1:]
     tile = torch.searchsorted(distinct, keys).where(keys >= 0, NONE).view_as(where.here)
     before = torch.where(distinct < 0, NONE, distinct // rows)
-    return where._replace(shared=Shared(tile, before, distinct % rows, order, offsets))
+    shared = Shared(there_are, tile, before, distinct % rows, order, offsets)
+    return where._replace(shared=shared)
 
 
 @triton.jit
@@ -187,16 +191,6 @@ def _make_emissions(log_weights, index, ends, probs, log_most, low, C, K, WIDE: 
 
 
 @triton.jit
-def _strip(probs, step, first, K, WIDE: tl.constexpr, STRIP: tl.constexpr, EVEN: tl.constexpr):
-    """The columns from `first` on of a tile, all of its rows."""
-    rows, columns = tl.arange(0, WIDE), first + tl.arange(0, STRIP)
-    where = probs + step * K * K + rows[:, None] * K + columns[None, :]
-    if EVEN:
-        return tl.load(where)
-    return tl.load(where, mask=(rows < K)[:, None] & (columns < K)[None, :], other=0.0)
-
-
-@triton.jit
 def _tile_at(tile_of, step, SHARED: tl.constexpr):
     """The number of the tile before a step; any where there is none."""
     if SHARED:
@@ -212,60 +206,80 @@ def _over(values, axis: tl.constexpr, BEST: tl.constexpr):
 
 
 @triton.jit
+def _one_over(total):
+    return tl.where(total > 0, 1.0 / tl.where(total > 0, total, 1.0), 0.0)
+
+
+@triton.jit
+def _multiplied(
+    tiles, shrink, source, number, start, given, K, Q, WIDE: tl.constexpr, STRIP: tl.constexpr,
+    SIDE: tl.constexpr, EVEN: tl.constexpr, TURNED: tl.constexpr,
+):  # fmt: skip
+    """The rows from `start` on of a tile, (STRIP, WIDE), each times its number of `given`.
+
+    Zeros where the step starts afresh, `source` being NONE.
+    """
+    some, slots = start + tl.arange(0, STRIP), tl.arange(0, WIDE)
+    where = tiles + number * K * K + some[:, None] * K + slots[None, :]
+    limit = tl.where(source < 0, 0, K)
+    if EVEN:
+        tile = tl.load(where, mask=(some < limit)[:, None], other=0.0)
+    else:
+        tile = tl.load(where, mask=(some < limit)[:, None] & (slots < K)[None, :], other=0.0)
+    if STRIP < WIDE:
+        given = tl.gather(given, some, 0)
+    if SIDE == WIDE:
+        return tile * given[:, None]
+    if TURNED:
+        squares = (number * Q + slots // SIDE) * Q + start // SIDE
+    else:
+        squares = (number * Q + start // SIDE) * Q + slots // SIDE
+    small = tl.load(shrink + squares, mask=slots < K, other=0.0)
+    return tile * (given[:, None] * small[None, :])
+
+
+@triton.jit
 def _go_forward(
     row, begin, end, C, K, Q, rows, here, before, tile_of, probs, shrink, log_init, emissions,
     joints, totals, low, LEAST,
-    WIDE: tl.constexpr, STRIP: tl.constexpr, SIDE: tl.constexpr, EVEN: tl.constexpr,
-    SHARED: tl.constexpr, BEST: tl.constexpr,
+    WIDE: tl.constexpr, STRIP: tl.constexpr, STAGES: tl.constexpr, SIDE: tl.constexpr,
+    EVEN: tl.constexpr, SHARED: tl.constexpr, BEST: tl.constexpr,
 ):  # fmt: skip
-    """Sums over the states before or, with BEST, the largest of them."""
+    """Sums over the states before or, with BEST, the largest of them.
+
+    A turn takes in a strip of a tile. Nothing that is read hangs on the message, so that strips to
+    come are on their way while one is worked on.
+    """
     slots = tl.arange(0, WIDE)
     row = row.to(tl.int64)
     message = tl.load(joints + (row * (C + 1) + begin) * K + slots, mask=slots < K, other=0.0)
-    lost = tl.zeros([STRIP], tl.int32)
-    # What comes next does not hang on the message: it is fetched while the last is worked on.
-    first = row * C + tl.minimum(begin, C - 1)  # a pass may have no step
-    last = tl.maximum(row * C + end - 1, first)
-    source = tl.load(before + first)
-    number = _tile_at(tile_of, first, SHARED)
-    upcoming_number = _tile_at(tile_of, tl.minimum(first + 1, last), SHARED)
-    tile = _strip(probs, number, 0, K, WIDE, STRIP, EVEN)
-    for time in range(begin, end):
-        step, after = row * C + time, row * (C + 1) + time + 1
-        fresh = source < 0
-        source = tl.load(before + tl.minimum(step + 1, last))
-        far_number = _tile_at(tile_of, tl.minimum(step + 2, last), SHARED)
-        total = _over(message, 0, BEST)  # of the step before: the product does not wait for it
-        over = tl.where(total > 0, 1.0 / tl.where(total > 0, total, 1.0), 0.0)
-        tl.store(totals + after - 1, total)
-        joint = tl.zeros([STRIP], tl.float32)
-        for start in range(0, WIDE, STRIP):
-            some = start + tl.arange(0, STRIP)
-            emission = tl.load(emissions + step * K + some, mask=some < K, other=0.0)
-            is_last = start + STRIP >= WIDE
-            upcoming = _strip(
-                probs, tl.where(is_last, upcoming_number, number),
-                tl.where(is_last, 0, start + STRIP), K, WIDE, STRIP, EVEN,
-            )  # fmt: skip
-            if fresh:
-                states = _ids(rows, tl.load(here + step), K, start, STRIP)
-                log_start = tl.load(log_init + states, mask=states >= 0, other=float("-inf"))
-                joint = tl.exp(log_start) * emission
-            else:
-                given = message
-                if Q > 1:
-                    squares = (number * Q + slots // SIDE) * Q + start // SIDE
-                    given = message * tl.load(shrink + squares, mask=slots < K, other=0.0)
-                joint = _over(tile * given[:, None], 0, BEST) * (emission * over)
-            tile = upcoming
-            lost = tl.maximum(lost, ((joint < LEAST) & (emission > 0)).to(tl.int32))
-            tl.store(joints + after * K + some, joint, mask=some < K)
-        if STRIP == WIDE:
-            message = joint
+    lost = tl.zeros([WIDE], tl.int32)
+    sums = tl.zeros([STRIP, WIDE], tl.float32)
+    for turn in tl.range(begin * (WIDE // STRIP), end * (WIDE // STRIP), num_stages=STAGES):
+        start = turn % (WIDE // STRIP) * STRIP
+        step = row * C + turn // (WIDE // STRIP)
+        after = step + row + 1
+        source = tl.load(before + step)
+        emission = tl.load(emissions + step * K + slots, mask=slots < K, other=0.0)
+        number = _tile_at(tile_of, step, SHARED)
+        part = _multiplied(probs, shrink, source, number, start, message, K, Q, WIDE, STRIP, SIDE,
+                           EVEN, False)  # fmt: skip
+        if BEST:
+            sums = tl.maximum(sums, part)
         else:
-            tl.debug_barrier()  # the message is what all threads wrote
-            message = tl.load(joints + after * K + slots, mask=slots < K, other=0.0)
-        number, upcoming_number = upcoming_number, far_number
+            sums += part
+        if start + STRIP >= WIDE:
+            total = _over(message, 0, BEST)
+            tl.store(totals + after - 1, total)
+            if source < 0:
+                states = _ids(rows, tl.load(here + step), K, 0, WIDE)
+                log_start = tl.load(log_init + states, mask=states >= 0, other=float("-inf"))
+                message = tl.exp(log_start) * emission
+            else:
+                message = _over(sums, 0, BEST) * (emission * _one_over(total))
+            lost = tl.maximum(lost, ((message < LEAST) & (emission > 0)).to(tl.int32))
+            tl.store(joints + after * K + slots, message, mask=slots < K)
+            sums = tl.zeros([STRIP, WIDE], tl.float32)
     tl.store(totals + row * (C + 1) + end, _over(message, 0, BEST))
     if tl.max(lost, 0) > 0:
         tl.store(low + row, 1)
@@ -274,57 +288,32 @@ def _go_forward(
 @triton.jit
 def _go_back(
     row, begin, end, C, K, Q, rows, before, tile_of, turned, shrink, emissions, backs, low, LEAST,
-    WIDE: tl.constexpr, STRIP: tl.constexpr, SIDE: tl.constexpr, EVEN: tl.constexpr,
-    SHARED: tl.constexpr,
+    WIDE: tl.constexpr, STRIP: tl.constexpr, STAGES: tl.constexpr, SIDE: tl.constexpr,
+    EVEN: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     slots = tl.arange(0, WIDE)
     row = row.to(tl.int64)
     back = tl.load(backs + (row * (C + 1) + end) * K + slots, mask=slots < K, other=0.0)
-    lost = tl.zeros([STRIP], tl.int32)
-    first = row * C + tl.minimum(begin, C - 1)
-    last = tl.maximum(row * C + end - 1, first)
-    coming = tl.load(before + last)
-    emission = tl.load(emissions + last * K + slots, mask=slots < K, other=0.0)
-    number = _tile_at(tile_of, last, SHARED)
-    upcoming_number = _tile_at(tile_of, tl.maximum(last - 1, first), SHARED)
-    tile = _strip(turned, number, 0, K, WIDE, STRIP, EVEN)
-    for backwards in range(begin, end):
-        time = begin + end - 1 - backwards
-        step, slot = row * C + time, row * (C + 1) + time  # the slot of the step before
-        following = tl.maximum(step - 1, first)
-        source = coming
-        coming = tl.load(before + following)
-        far_number = _tile_at(tile_of, tl.maximum(step - 2, first), SHARED)
-        weight = emission * back
-        emission = tl.load(emissions + following * K + slots, mask=slots < K, other=0.0)
-        total = tl.sum(weight, 0)
-        over = tl.where(total > 0, 1.0 / tl.where(total > 0, total, 1.0), 0.0)
-        pulled = tl.zeros([STRIP], tl.float32)
-        for start in range(0, WIDE, STRIP):
-            some = start + tl.arange(0, STRIP)
-            is_last = start + STRIP >= WIDE
-            upcoming = _strip(
-                turned, tl.where(is_last, upcoming_number, number),
-                tl.where(is_last, 0, start + STRIP), K, WIDE, STRIP, EVEN,
-            )  # fmt: skip
-            if source >= 0:
-                given = weight
-                if Q > 1:
-                    squares = (number * Q + start // SIDE) * Q + slots // SIDE
-                    given = weight * tl.load(shrink + squares, mask=slots < K, other=0.0)
-                pulled = tl.sum(tile * given[:, None], 0) * over
-                real = _ids(rows, source, K, start, STRIP) >= 0
-                lost = tl.maximum(lost, ((pulled < LEAST) & real).to(tl.int32))
+    lost = tl.zeros([WIDE], tl.int32)
+    sums = tl.zeros([STRIP, WIDE], tl.float32)
+    for turn in tl.range(begin * (WIDE // STRIP), end * (WIDE // STRIP), num_stages=STAGES):
+        start = turn % (WIDE // STRIP) * STRIP
+        step = row * C + begin + end - 1 - turn // (WIDE // STRIP)
+        slot = step + row  # of the step before
+        source = tl.load(before + step)
+        weight = back * tl.load(emissions + step * K + slots, mask=slots < K, other=0.0)
+        number = _tile_at(tile_of, step, SHARED)
+        sums += _multiplied(turned, shrink, source, number, start, weight, K, Q, WIDE, STRIP, SIDE,
+                            EVEN, True)  # fmt: skip
+        if start + STRIP >= WIDE:
+            if source < 0:
+                back = tl.full([WIDE], 1.0, tl.float32)
             else:
-                pulled = tl.full([STRIP], 1.0, tl.float32)
-            tile = upcoming
-            tl.store(backs + slot * K + some, pulled, mask=some < K)
-        if STRIP == WIDE:
-            back = pulled
-        else:
-            tl.debug_barrier()
-            back = tl.load(backs + slot * K + slots, mask=slots < K, other=0.0)
-        number, upcoming_number = upcoming_number, far_number
+                back = tl.sum(sums, 0) * _one_over(tl.sum(weight, 0))
+                real = _ids(rows, source, K, 0, WIDE) >= 0
+                lost = tl.maximum(lost, ((back < LEAST) & real).to(tl.int32))
+            tl.store(backs + slot * K + slots, back, mask=slots < K)
+            sums = tl.zeros([STRIP, WIDE], tl.float32)
     if tl.max(lost, 0) > 0:
         tl.store(low + row, 1)
 
@@ -334,18 +323,19 @@ def _pass(
     ends, begin, C, K, Q, rows, here, before, tile_of, probs, turned, shrink, log_init, emissions,
     joints, totals, backs, low, low_back, LEAST,
     FORWARD: tl.constexpr, BACK: tl.constexpr, WIDE: tl.constexpr, STRIP: tl.constexpr,
-    SIDE: tl.constexpr, EVEN: tl.constexpr, SHARED: tl.constexpr, BEST: tl.constexpr,
+    STAGES: tl.constexpr, SIDE: tl.constexpr, EVEN: tl.constexpr, SHARED: tl.constexpr,
+    BEST: tl.constexpr,
 ):  # fmt: skip
     """One row, forward or back: they do not need one another."""
     row = tl.program_id(0)
     end = tl.load(ends + row).to(tl.int32)
     if FORWARD and (not BACK or tl.program_id(1) == 0):
         _go_forward(row, begin, end, C, K, Q, rows, here, before, tile_of, probs, shrink, log_init,
-                    emissions, joints, totals, low, LEAST, WIDE, STRIP, SIDE, EVEN, SHARED,
+                    emissions, joints, totals, low, LEAST, WIDE, STRIP, STAGES, SIDE, EVEN, SHARED,
                     BEST)  # fmt: skip
     if BACK and (not FORWARD or tl.program_id(1) == 1):
         _go_back(row, begin, end, C, K, Q, rows, before, tile_of, turned, shrink, emissions, backs,
-                 low_back, LEAST, WIDE, STRIP, SIDE, EVEN, SHARED)  # fmt: skip
+                 low_back, LEAST, WIDE, STRIP, STAGES, SIDE, EVEN, SHARED)  # fmt: skip
 
 
 @triton.jit
@@ -477,23 +467,31 @@ def run(
         backs = torch.ones(batch, steps + 1, slots, device=device)
         if back is not None:
             backs[torch.arange(batch, device=device), ends] = back
-    wide = triton.next_power_of_2(slots)
-    strip = min(wide, max(16, STRIP // wide))
+    wide = max(16, triton.next_power_of_2(slots))
+    strip, stages, warps = STRIPS[min(wide, max(STRIPS))]
+    strip = min(wide, strip)
     _pass[(batch, 2 if both else 1)](
         ends, begin, steps, slots, squares.shrink.shape[1], where.rows, where.here, where.before,
         _tiles(where), squares.probs, squares.probs if turned is None else turned, squares.shrink,
         log_init, emissions.probs, joints, totals, backs, low[0], low[1], lowest(torch.float32),
-        FORWARD=forward is None, BACK=with_back, WIDE=wide, STRIP=strip, SIDE=side(slots),
-        EVEN=slots == wide, SHARED=where.shared is not None, BEST=best,
-        num_warps=WARPS.get(wide, 8),
+        FORWARD=forward is None, BACK=with_back, WIDE=wide, STRIP=strip, STAGES=stages,
+        SIDE=side(slots), EVEN=slots == wide, SHARED=where.shared is not None, BEST=best,
+        num_warps=warps,
     )  # fmt: skip
     return Passed(joints, totals, backs, low)
 
 
-WARPS = {16: 2, 32: 2, 64: 4}
-
-STRIP = 1 << 14
-"""Cells of a tile that a step takes in at a time."""
+STRIPS = {
+    16: (16, 3, 1),
+    32: (32, 3, 2),
+    64: (64, 3, 4),
+    128: (64, 3, 8),
+    256: (64, 3, 8),
+    512: (32, 3, 8),
+    1024: (16, 3, 8),
+}
+"""For messages of a width: the rows of a tile taken in at a time, how many such strips are on
+their way or being worked on, and warps."""
 
 
 def meet(
