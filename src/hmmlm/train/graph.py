@@ -1,13 +1,17 @@
 """A training step as one CUDA graph: dropout, tables, recursion, gradient, clip and AdamW."""
 
+import gc
+import warnings
 from collections.abc import Callable
 from inspect import signature
+from textwrap import shorten
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hmmlm.data.batches import Batch
+from hmmlm.errors import InputError
 from hmmlm.inference.kernels import count
 from hmmlm.ops.kernels import why_not
 from hmmlm.train.loop import Step, TrainSettings
@@ -17,33 +21,67 @@ WARM = 2
 """Steps taken as they are before a graph is captured: kernels are compiled, memory is found."""
 
 
+class Failed(Exception):
+    """Kernels could not take a step, for this reason; all is as it was before."""
+
+
 class GraphedSteps:
     """Steps of an HMM's loss on blocks or dense states, replayed from CUDA graphs.
 
     There is a graph for each shape of batches and each number of kept states, `LEVELS` at most;
     other steps are taken as they are, with the same numbers. Where a row of the batch loses
-    digits, or a number is not finite, the weights stay as they are.
+    digits, or a number is not finite, the weights stay as they are. A graph that cannot be made
+    is the last one: `tell` hears why, and the kernels run without.
     """
 
     def __init__(
-        self, model: nn.Module, loss: HmmLoss, optimiser: torch.optim.AdamW, settings: TrainSettings
+        self,
+        model: nn.Module,
+        loss: HmmLoss,
+        optimiser: torch.optim.AdamW,
+        settings: TrainSettings,
+        tell: Callable[[str], None] = warnings.warn,
     ) -> None:
         self.model, self.loss, self.optimiser, self.settings = model, loss, optimiser, settings
+        self.tell = tell
         self.device = next(model.parameters()).device
         self.graphs: dict[tuple, Replay] = {}
         self.taken: dict[tuple, int] = {}
+        self.may_capture = True
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         self.skip, self.scale = (torch.zeros((), device=self.device) for _ in range(2))
 
     def step(self, batch: Batch, rate: float, done: float) -> Step | None:
-        """The step, or None where it was not taken: the caller takes it another way."""
+        """The step, or None where it was not taken: the caller takes it another way.
+
+        Where kernels fail that is `Failed`. Either way all is as it was before.
+        """
         level = self.loss.dropout.at(done)
         key = (tuple(batch.tokens.shape), level)
         taken = self.taken[key] = self.taken.get(key, 0) + 1
         for part in self.optimiser.param_groups:
             part["lr"].fill_(rate)
         packed = pack(batch)
-        if key not in self.graphs and taken > WARM and len(self.graphs) < LEVELS:
+        is_due = self.may_capture and taken > WARM and len(self.graphs) < LEVELS
+        answer: list[float] | str = "no graph"
+        if key in self.graphs or is_due:
+            answer = self._try(lambda: self._replay(key, packed, level))
+            if isinstance(answer, str):
+                self.may_capture = False
+                self.tell(
+                    f"Steps go on without a CUDA graph, by the same kernels, because the graph "
+                    f"failed: {answer}"
+                )
+        if isinstance(answer, str):
+            answer = self._try(lambda: self.compute(packed.to(self.device), level))
+        if isinstance(answer, str):
+            raise Failed(answer)
+        value, norm, skipped = answer
+        return None if skipped else Step(value, batch.num_tokens, norm)
+
+    def _replay(self, key: tuple, packed: Tensor, level: float) -> Tensor:
+        """The step by a graph, which is captured if there is none."""
+        if key not in self.graphs:
             self.graphs[key] = Replay(
                 lambda given: self.compute(given, level),
                 packed,
@@ -51,12 +89,33 @@ class GraphedSteps:
                 self.device,
                 self.pool,
             )
-        if key in self.graphs:
-            answer = self.graphs[key](packed)
-        else:
-            answer = self.compute(packed.to(self.device), level)
-        value, norm, skipped = answer.tolist()
-        return None if skipped else Step(value, batch.num_tokens, norm)
+        return self.graphs[key](packed)
+
+    def _try(self, run: Callable[[], Tensor]) -> list[float] | str:
+        """The numbers of an attempt, or what went wrong: then nothing is left of it."""
+        drawn, known = self.loss.generator.get_state(), set(self.optimiser.state)
+        try:
+            answer = run().tolist()
+            if answer[-1]:  # the same states are drawn when the step is taken again
+                self.loss.generator.set_state(drawn)
+            return answer
+        except InputError:
+            raise
+        except Exception as error:
+            reason = describe(error)
+        # Out of the handler, whose traceback would keep the tensors of the attempt.
+        self.graphs.clear()
+        self.pool = None
+        self.optimiser.zero_grad()
+        for parameter in set(self.optimiser.state) - known:  # moments that are half there
+            del self.optimiser.state[parameter]
+        # A new one: that of a broken capture draws no more.
+        self.loss.generator = torch.Generator(self.device)
+        self.loss.generator.set_state(drawn)
+        if self.device.type == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()
+        return reason
 
     def compute(self, packed: Tensor, level: float) -> Tensor:
         """The loss, the norm of the gradient, and whether the step was left out, (3,)."""
@@ -80,12 +139,15 @@ class GraphedSteps:
         fine = torch.isfinite(norm) & torch.isfinite(value) & ~counted.low.any()
         self.skip.copy_(~fine)
         self.scale.copy_(((norm + 1e-6) / self.settings.clip).clamp(min=1.0))
+        answer = torch.stack([value.float(), norm.float(), self.skip])
         # The fused step divides gradients by the one and does nothing if the other is 1.
         scaling = {"grad_scale": self.scale, "found_inf": self.skip}
         vars(self.optimiser).update(scaling)
-        self.optimiser.step()
-        vars(self.optimiser).update(dict.fromkeys(scaling))
-        return torch.stack([value.float(), norm.float(), self.skip])
+        try:
+            self.optimiser.step()  # the last thing: what fails before it has moved no weight
+        finally:
+            vars(self.optimiser).update(dict.fromkeys(scaling))
+        return answer
 
 
 class Replay:
@@ -122,6 +184,15 @@ def pack(batch: Batch) -> Tensor:
 def unpack(packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     steps = packed.shape[1] // 2
     return packed[:, :steps].long(), packed[:, steps:-1] > 0, packed[:, -1].long()
+
+
+def describe(error: BaseException) -> str:
+    """What went wrong, in a line: before a capture failed to end, something broke it."""
+    while error.__context__ is not None and "capture" in str(error):
+        error = error.__context__
+    # Triton's compiler quotes source before it says what is wrong with it.
+    said = getattr(error, "error_message", None) or str(error) or "no reason was given"
+    return shorten(f"{type(error).__name__}: {said.strip().splitlines()[0]}", 240)
 
 
 def why_no_graph(loss: object, model: nn.Module, settings: TrainSettings, ranks: int) -> str | None:
