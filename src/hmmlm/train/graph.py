@@ -197,12 +197,10 @@ def describe(error: BaseException) -> str:
 
 def why_no_graph(loss: object, model: nn.Module, settings: TrainSettings, ranks: int) -> str | None:
     """What keeps steps from being captured; None if nothing does."""
-    device = next(model.parameters()).device
     if not isinstance(loss, HmmLoss):
         return "the loss is not that of an HMM"
-    if device.type != "cuda":
-        return f"graphs are of a CUDA device, and this is {device.type}"
-    if (reason := why_not(device)) is not None:
+    device = next(model.parameters()).device
+    if (reason := why_no_graph_on(device, settings.precision)) is not None:
         return reason
     if ranks > 1:
         return "ranks exchange gradients between the parts of a step"
@@ -210,12 +208,21 @@ def why_no_graph(loss: object, model: nn.Module, settings: TrainSettings, ranks:
         return "gradients of several batches are summed"
     if loss.carry:
         return "belief is carried from batch to batch"
-    if settings.precision != "bf16":
-        return f"precision is {settings.precision}, and the kernels of a step are for bf16"
     if not loss.support.is_partition:
         return "words share only a part of their states"
     if "kept" not in signature(model.forward).parameters:
         return "the model does not take the support of the states that are kept"
     if loss.implementation not in ("auto", "kernel"):
         return f"implementation {loss.implementation} was asked for"
+    return None
+
+
+def why_no_graph_on(device: torch.device, precision: str) -> str | None:
+    """What keeps steps of whatever model from being captured on a device; None if nothing does."""
+    if device.type != "cuda":
+        return f"graphs are of a CUDA device, and this is {device.type}"
+    if (reason := why_not(device)) is not None:
+        return reason
+    if precision != "bf16":
+        return f"precision is {precision}, and the kernels of a step are for bf16"
     return None
