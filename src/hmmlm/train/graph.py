@@ -49,23 +49,31 @@ class GraphedSteps:
         self.taken: dict[tuple, int] = {}
         self.may_capture = True
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+        self.ahead: tuple[Batch, Tensor] | None = None  # the next batch, packed
         self.skip, self.scale = (torch.zeros((), device=self.device) for _ in range(2))
 
-    def step(self, batch: Batch, rate: float, done: float) -> Step | None:
+    def step(
+        self,
+        batch: Batch,
+        rate: float,
+        done: float,
+        peek: Callable[[], Batch | None] | None = None,
+    ) -> Step | None:
         """The step, or None where it was not taken: the caller takes it another way.
 
-        Where kernels fail that is `Failed`. Either way all is as it was before.
+        Where kernels fail that is `Failed`. Either way all is as it was before. `peek` gives the
+        batch of the next step, which is made ready while the device works on this one.
         """
         level = self.loss.dropout.at(done)
         key = (tuple(batch.tokens.shape), level)
         taken = self.taken[key] = self.taken.get(key, 0) + 1
         for part in self.optimiser.param_groups:
             part["lr"].fill_(rate)
-        packed = pack(batch)
+        packed = self._pack(batch)
         is_due = self.may_capture and taken > WARM and len(self.graphs) < LEVELS
         answer: list[float] | str = "no graph"
         if key in self.graphs or is_due:
-            answer = self._try(lambda: self._replay(key, packed, level))
+            answer = self._try(lambda: self._replay(key, packed, level), peek)
             if isinstance(answer, str):
                 self.may_capture = False
                 self.tell(
@@ -73,7 +81,7 @@ class GraphedSteps:
                     f"failed: {answer}"
                 )
         if isinstance(answer, str):
-            answer = self._try(lambda: self.compute(packed.to(self.device), level))
+            answer = self._try(lambda: self.compute(self._send(packed), level), peek)
         if isinstance(answer, str):
             raise Failed(answer)
         value, norm, skipped = answer
@@ -91,11 +99,27 @@ class GraphedSteps:
             )
         return self.graphs[key](packed)
 
-    def _try(self, run: Callable[[], Tensor]) -> list[float] | str:
+    def _pack(self, batch: Batch) -> Tensor:
+        """A batch in memory that the device reads without the host."""
+        if self.ahead is not None and self.ahead[0] is batch:
+            return self.ahead[1]
+        packed = pack(batch)
+        return packed.pin_memory() if self.device.type == "cuda" else packed
+
+    def _send(self, packed: Tensor) -> Tensor:
+        return packed.to(self.device, non_blocking=True)
+
+    def _try(
+        self, run: Callable[[], Tensor], peek: Callable[[], Batch | None] | None
+    ) -> list[float] | str:
         """The numbers of an attempt, or what went wrong: then nothing is left of it."""
         drawn, known = self.loss.generator.get_state(), set(self.optimiser.state)
         try:
-            answer = run().tolist()
+            waiting = run()
+            following = None if peek is None else peek()
+            if following is not None:
+                self.ahead = following, self._pack(following)
+            answer = waiting.tolist()
             if answer[-1]:  # the same states are drawn when the step is taken again
                 self.loss.generator.set_state(drawn)
             return answer
@@ -151,7 +175,10 @@ class GraphedSteps:
 
 
 class Replay:
-    """A function of one tensor, captured: later calls copy the tensor in and replay."""
+    """A function of one tensor, captured: later calls copy it in, from pinned memory, and replay.
+
+    The caller holds the tensor until it has read the answer.
+    """
 
     def __init__(
         self,
@@ -161,7 +188,6 @@ class Replay:
         device: torch.device,
         pool: Any,
     ) -> None:
-        self.waiting = given.pin_memory()
         self.given = given.to(device)
         self.graph = torch.cuda.CUDAGraph()
         self.graph.register_generator_state(generator)
@@ -169,8 +195,7 @@ class Replay:
             self.answer = run(self.given)
 
     def __call__(self, given: Tensor) -> Tensor:
-        self.waiting.copy_(given)  # the caller has waited for the last answer, so it is free
-        self.given.copy_(self.waiting, non_blocking=True)
+        self.given.copy_(given, non_blocking=True)
         self.graph.replay()
         return self.answer
 

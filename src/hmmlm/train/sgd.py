@@ -48,6 +48,7 @@ class Sgd:
     """
 
     notice: Callable[[str], None] | None = None
+    peek: Callable[[], Batch | None] | None = None
 
     def __init__(
         self, model: nn.Module, loss: Loss, settings: TrainSettings, ranks: Ranks = ONE
@@ -78,7 +79,7 @@ class Sgd:
             return self._step(batches, rate, done)
         (batch,) = batches = list(batches)
         try:
-            made = self.graphed.step(batch, rate, done)
+            made = self.graphed.step(batch, rate, done, self.peek)
         except Failed as error:
             made = None
             self._leave_kernels(str(error))
