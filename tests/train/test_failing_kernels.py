@@ -29,6 +29,8 @@ TROUBLE = {
     "compiler": (CompilationError("def f():\n  x", None, "no such tile"), "Error: no such tile"),
     "anything": (RuntimeError("Failed to find C compiler."), "RuntimeError: Failed to find C"),
 }
+ERROR = 0.0 if DEVICE == "cpu" else 1e-5
+"""Relative; on a GPU the plain step adds in whatever order it comes to."""
 
 
 @pytest.fixture(autouse=True)
@@ -48,9 +50,9 @@ def make(
     )
     sgd, told = Sgd(model, loss, TrainSettings()), []
     sgd.notice = told.append
-    sgd.optimiser = make_optimiser(model)
     assert sgd.graphed is not None
-    sgd.graphed.optimiser = sgd.optimiser
+    if DEVICE == "cpu":
+        sgd.optimiser = sgd.graphed.optimiser = make_optimiser(model)
     return sgd, told
 
 
@@ -58,11 +60,15 @@ def run(sgd: Sgd, first: int, last: int) -> list[float]:
     return [sgd.step(iter([make_batch(n)]), 0.01, 0.0).loss for n in range(first, last)]
 
 
+def near(losses: list[float]) -> Any:
+    return pytest.approx(losses, rel=ERROR, abs=0.0)
+
+
 def check_same(one: Sgd, two: Sgd) -> None:
     held, other = ({**sgd.model.state_dict(), **sgd.state()} for sgd in (one, two))
     assert held.keys() == other.keys() and len(held) > 4
     for name in held:
-        torch.testing.assert_close(held[name], other[name], rtol=0, atol=0, msg=name)
+        torch.testing.assert_close(held[name], other[name], rtol=ERROR, atol=ERROR, msg=name)
 
 
 def fails(error: Exception, seen: list[Any] | None = None) -> Callable[..., Any]:
@@ -79,12 +85,12 @@ def fails(error: Exception, seen: list[Any] | None = None) -> Callable[..., Any]
 def test_kernels_that_fail_are_left(name: str, before: int, monkeypatch) -> None:
     error, said = TROUBLE[name]
     (sgd, told), (plain, _), tried = make(), make(), []
-    assert run(sgd, 0, before) == run(plain, 0, before)
+    assert run(sgd, 0, before) == near(run(plain, 0, before))
     plain.graphed, plain.is_plain = None, True
     with monkeypatch.context() as patch:
         patch.setattr(graph, "count", fails(error, tried))
         losses = run(sgd, before, 4)
-    assert losses == run(plain, before, 4)
+    assert losses == near(run(plain, before, 4))
     check_same(sgd, plain)
     assert len(tried) == len(told) == 1 and sgd.graphed is None
     assert told[0].startswith("Steps go on without kernels, slower, because they failed: ")
@@ -102,7 +108,7 @@ def test_a_step_of_the_optimiser_that_fails_leaves_nothing() -> None:
         raise TROUBLE["memory"][0]
 
     patch.setattr(sgd.optimiser, "step", step)
-    assert run(sgd, 0, 3) == run(plain, 0, 3)
+    assert run(sgd, 0, 3) == near(run(plain, 0, 3))
     check_same(sgd, plain)
     assert sgd.optimiser.grad_scale is None and len(told) == 1
 
@@ -156,7 +162,7 @@ def test_kernels_go_on_where_only_the_graph_fails(monkeypatch) -> None:
     other.graphed.may_capture = False
     losses = run(other, 0, 6)
     tried = break_captures(monkeypatch)
-    assert run(sgd, 0, 6) == losses
+    assert run(sgd, 0, 6) == near(losses)
     check_same(sgd, other)
     assert len(tried) == len(told) == 1 and sgd.graphed is not None
     assert told[0].startswith(
@@ -182,7 +188,7 @@ def test_a_graph_that_runs_out_of_memory_later(monkeypatch) -> None:
     other.graphed.may_capture = False
     losses = run(other, 0, 6)
     monkeypatch.setattr(graph, "Replay", Replay)
-    assert run(sgd, 0, 6) == losses
+    assert run(sgd, 0, 6) == near(losses)
     check_same(sgd, other)
     assert len(told) == 1 and not sgd.graphed.graphs
 
@@ -191,11 +197,11 @@ def test_graph_and_kernels_fail_one_after_the_other(monkeypatch) -> None:
     (sgd, told), (other, _) = make(), make()
     assert other.graphed is not None
     other.graphed.may_capture = False
-    assert run(sgd, 0, 2) == run(other, 0, 2)
+    assert run(sgd, 0, 2) == near(run(other, 0, 2))
     other.graphed, other.is_plain = None, True
     tried = break_captures(monkeypatch)
     monkeypatch.setattr(graph, "count", fails(TROUBLE["memory"][0]))
-    assert run(sgd, 2, 4) == run(other, 2, 4)
+    assert run(sgd, 2, 4) == near(run(other, 2, 4))
     check_same(sgd, other)
     assert len(tried) == 1 and len(told) == 2 and sgd.graphed is None
 
@@ -240,7 +246,7 @@ def test_a_step_that_loses_digits_draws_the_same_states_again(
         return counted._replace(low=torch.ones_like(counted.low))
 
     monkeypatch.setattr(graph, "count", lose)
-    assert run(sgd, 0, 2) == run(plain, 0, 2)
+    assert run(sgd, 0, 2) == near(run(plain, 0, 2))
     check_same(sgd, plain)
     assert not told and sgd.graphed is not None
 
@@ -264,7 +270,7 @@ def test_plain_steps_leave_kernels_of_tables_too(carry: bool, monkeypatch) -> No
 
     monkeypatch.setattr(HmmLoss, "__call__", call)
     monkeypatch.setattr("hmmlm.train.sgd.why_not", lambda device: None)
-    assert [sgd.step(iter(pair), 0.01, 0.0).loss for pair in pairs] == wanted
+    assert [sgd.step(iter(pair), 0.01, 0.0).loss for pair in pairs] == near(wanted)
     check_same(sgd, plain)
     assert len(tried) == len(told) == 1 and "no such tile" in told[0]
 
