@@ -231,6 +231,16 @@ def test_mistakes_of_a_user_are_not_hidden(monkeypatch) -> None:
     assert not told
 
 
+def test_a_step_is_not_taken_twice_because_the_next_batch_fails() -> None:
+    (sgd, told), (other, _) = make(), make()
+    run(other, 0, 1)
+    sgd.peek = fails(OSError("the disk is gone"))
+    with pytest.raises(OSError, match="the disk is gone"):
+        run(sgd, 0, 1)
+    check_same(sgd, other)
+    assert not told
+
+
 @pytest.mark.parametrize("implementation", ["auto", "kernel"])
 def test_a_step_that_loses_digits_draws_the_same_states_again(
     implementation: str, monkeypatch

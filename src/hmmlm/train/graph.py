@@ -116,6 +116,11 @@ class GraphedSteps:
         drawn, known = self.loss.generator.get_state(), set(self.optimiser.state)
         try:
             waiting = run()
+        except InputError:
+            raise
+        except Exception as error:
+            reason = describe(error)
+        else:  # the weights move: what goes wrong from here on is no reason to step again
             following = None if peek is None else peek()
             if following is not None:
                 self.ahead = following, self._pack(following)
@@ -123,10 +128,6 @@ class GraphedSteps:
             if answer[-1]:  # the same states are drawn when the step is taken again
                 self.loss.generator.set_state(drawn)
             return answer
-        except InputError:
-            raise
-        except Exception as error:
-            reason = describe(error)
         # Out of the handler, whose traceback would keep the tensors of the attempt.
         self.graphs.clear()
         self.pool = None
