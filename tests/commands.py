@@ -12,6 +12,20 @@ import hmmlm
 
 SOURCE = str(Path(hmmlm.__file__).parents[1])
 
+BASE = """
+[data]
+corpus = "corpus"
+length = 64
+batch_size = 4
+[model]
+kind = "scalar"
+states = 4
+blocks = 0
+[train]
+epochs = 1
+"""
+"""The run file of a training that takes no time; a sweep's table may follow it."""
+
 
 class Answer(NamedTuple):
     status: int

@@ -1,5 +1,6 @@
 """Every command as people run it: what it prints, and the JSON line that programs read."""
 
+import io
 import json
 import math
 import os
@@ -13,9 +14,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from rich.console import Console
 
 from commands import SOURCE, made_up_lines, run_command
+from hmmlm.cli.output import say_fact
 from hmmlm.model import Model
+from hmmlm.ops.kernels import why_not
 
 LINE = "the red dog sees a cat ."
 
@@ -171,11 +176,59 @@ def test_next_gives_probabilities_that_fall(place, call):
 
 def test_info_says_what_runs_on_a_device(place, call) -> None:
     alone = last_json(call("info", "--device", "cpu", "--json").out)
-    assert alone["device"] == "cpu"
-    assert alone["normaliser_bf16"].startswith("plain: kernels run on a CUDA device")
+    assert alone == {
+        "device": "cpu",
+        "kernels": "none: kernels run on a CUDA device, and this is cpu",
+        "inference": "depends on the model; give its folder",
+        "step_float32": "no CUDA graph: graphs are of a CUDA device, and this is cpu",
+        "step_bf16": "no CUDA graph: graphs are of a CUDA device, and this is cpu",
+    }
     answer = call("info", "model", "--device", "cpu", "--json")
     assert last_json(answer.out)["inference"].startswith("scaled: ")
     assert "inference  scaled: " in answer.out
+
+
+@pytest.mark.parametrize(
+    "capability, triton, said",
+    [
+        ((9, 0), False, "Triton is not installed; pip install triton"),
+        ((7, 5), True, "kernels need bfloat16 (compute capability 8.0); this GPU has 7.5"),
+        ((9, 0), True, None),
+    ],
+)
+def test_info_says_what_runs_on_a_gpu(call, monkeypatch, capability, triton, said) -> None:
+    pytest.importorskip("triton")
+    if not triton:
+        monkeypatch.setitem(sys.modules, "triton", None)
+    given = {"is_available": True, "device_count": 1, "get_device_name": "A GPU"}
+    given["get_device_capability"] = capability
+    for name, answer in given.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *device, answer=answer: answer)
+    why_not.cache_clear()
+    try:
+        answer = call("info", "--device", "cuda", "--json")
+    finally:
+        why_not.cache_clear()
+    result = last_json(answer.out)
+    assert result["device"] == "A GPU" and "              device  A GPU\n" in answer.out
+    if said is not None:
+        assert result["kernels"] == f"none: {said}" and "emissions_bf16" not in result
+        assert result["step_bf16"] == f"no CUDA graph: {said}"
+        return
+    assert result["kernels"] == "can run"
+    assert result["step_float32"].startswith("no CUDA graph: precision is float32")
+    assert result["step_bf16"].startswith("one CUDA graph, if words are in blocks")
+    assert result["normaliser_bf16"] == "kernel: products in bfloat16"
+    assert result["networks_float32"].startswith("plain: products in float32")
+
+
+def test_a_long_fact_goes_on_under_where_it_began(monkeypatch) -> None:
+    shown = io.StringIO()
+    terminal = Console(file=shown, force_terminal=True, color_system=None, width=40)
+    monkeypatch.setattr("hmmlm.cli.output.console", terminal)
+    say_fact("device", "a name in [brackets] and more")
+    lines = [line.rstrip() for line in shown.getvalue().splitlines()]
+    assert lines == [f"{'device':>20}  a name in", f"{'':22}[brackets] and", f"{'':22}more"]
 
 
 def test_info_of_a_model_and_of_a_corpus(place, call):

@@ -14,23 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from commands import SOURCE, Answer, one_child, start_sweep, tree
+from commands import BASE, SOURCE, Answer, one_child, start_sweep, tree
 from hmmlm import Model
 from hmmlm.cli import main, sweeping
 from hmmlm.train.config import make_config, override
-
-BASE = """
-[data]
-corpus = "corpus"
-length = 64
-batch_size = 4
-[model]
-kind = "scalar"
-states = 4
-blocks = 0
-[train]
-epochs = 1
-"""
 
 
 @pytest.fixture(autouse=True)

@@ -83,6 +83,27 @@ def test_a_loss_that_is_not_finite_keeps_the_best_weights(place, call, monkeypat
     assert stopped.startswith("Training stopped at step 8") and stopped.endswith("learning rate.")
 
 
+def test_kernels_that_fail_are_told_once(place, call, monkeypatch):
+    from hmmlm.params.kernels import are_allowed
+    from hmmlm.train.loss import HmmLoss
+
+    plain = HmmLoss.__call__
+
+    def breaks(self, batch, done):
+        if are_allowed():
+            raise RuntimeError("Failed to find C compiler.")
+        return plain(self, batch, done)
+
+    monkeypatch.setattr(HmmLoss, "__call__", breaks)
+    monkeypatch.setattr("hmmlm.train.sgd.why_not", lambda device: None)
+    answer = call("train", "corpus", "--states=8", "--blocks=0", "--out=new", *FEW[1:])
+    assert answer.status == 0
+    assert answer.err == (
+        "hmmlm: Steps go on without kernels, slower, because they failed: RuntimeError: Failed to "
+        "find C compiler.\n"
+    )
+
+
 def test_paths_of_a_file_are_those_of_the_current_folder(place, call, refused, monkeypatch):
     Path("runs.d").mkdir()
     Path("runs.d/one.toml").write_text('[data]\ncorpus = "corpus"\n[model]\nstates = 4\n')

@@ -7,21 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from commands import SOURCE, made_up_lines, one_child, run_command, start_sweep
+from commands import BASE, SOURCE, made_up_lines, one_child, run_command, start_sweep
 from hmmlm.cli import sweeping
-
-BASE = """
-[data]
-corpus = "corpus"
-length = 64
-batch_size = 4
-[model]
-kind = "scalar"
-states = 4
-blocks = 0
-[train]
-epochs = 1
-"""
 
 
 @pytest.fixture(autouse=True)

@@ -82,6 +82,30 @@ def test_batches_travel_whole() -> None:
     assert torch.equal(ends, batch.lengths)
 
 
+def test_the_next_batch_is_packed_before_the_answer_is_read(monkeypatch) -> None:
+    monkeypatch.setattr("hmmlm.train.graph.WARM", 99)
+    monkeypatch.setattr("hmmlm.train.sgd.why_no_graph", lambda *given: None)
+    (model, loss), (other, other_loss) = (make("lowrank", BLOCKS, 0.5) for _ in range(2))
+    sgd = Sgd(model, loss, replace(SETTINGS, precision="float32"))
+    assert sgd.graphed is not None
+    sgd.optimiser = sgd.graphed.optimiser = make_optimiser(model)
+    plain = GraphedSteps(other, other_loss, make_optimiser(other), sgd.settings)
+    batches, done = [make_batch(n) for n in range(4)], []
+    wanted = [plain.step(batch, 0.01, 0.0) for batch in batches]
+    compute, read = sgd.graphed.compute, torch.Tensor.tolist
+
+    def note(what, run):
+        return lambda *given: (done.append(what), run(*given))[1]
+
+    monkeypatch.setattr("hmmlm.train.graph.pack", note("pack", pack))
+    monkeypatch.setattr(sgd.graphed, "compute", note("launch", compute))
+    monkeypatch.setattr(torch.Tensor, "tolist", note("read", read))
+    rest = iter([*batches[1:], None])
+    sgd.peek = lambda: next(rest)
+    assert [sgd.step(iter([batch]), 0.01, 0.0) for batch in batches] == wanted
+    assert done == ["pack", *["launch", "pack", "read"] * 3, "launch", "read"]
+
+
 def test_why_there_is_no_graph(monkeypatch) -> None:
     model, loss = make("lowrank", BLOCKS, 0.5)
     assert "this is cpu" in str(why_no_graph(loss, model.cpu(), SETTINGS, 1))

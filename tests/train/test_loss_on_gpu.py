@@ -5,6 +5,7 @@ import torch
 
 from hmmlm.data.batches import Batch
 from hmmlm.params import lowrank, mlp, scalar, transformer
+from hmmlm.params.dropout import Keeper, keep_states
 from hmmlm.support import Support
 from hmmlm.train.loss import Dropout, HmmLoss
 
@@ -12,6 +13,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
+DEVICES = ("cpu", "cuda")
 SETTINGS = {
     "scalar": scalar.Settings(),
     "lowrank": lowrank.Settings(width=8),
@@ -23,17 +25,20 @@ SETTINGS = {
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("blocks", [1, 4])
 @pytest.mark.parametrize("rate", [0.0, 0.5])
-def test_loss_and_gradient(name: str, blocks: int, rate: float) -> None:
+def test_loss_and_gradient(name: str, blocks: int, rate: float, monkeypatch) -> None:
     support = Support.from_clusters(torch.arange(30) % blocks, 16 // blocks)
+    # A generator of another device draws other numbers: both keep the states that one drew.
+    kept = keep_states(support, rate, torch.Generator().manual_seed(3))
+    monkeypatch.setattr(Keeper, "draw", lambda self, generator: kept.to(generator.device))
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(30, (4, 20), generator=generator)
     restart = torch.rand(4, 20, generator=generator) < 0.2
     batch = Batch(tokens, torch.tensor([20, 20, 7, 1]), restart, 48)
     values, gradients = [], []
-    for device in ("cpu", "cuda"):
+    for device in DEVICES:
         start = torch.Generator().manual_seed(0)
         model = SETTINGS[name].build(support, generator=start).to(device)
-        loss = HmmLoss(model, support, dropout=Dropout(rate), seed=3)
+        loss = HmmLoss(model, support, dropout=Dropout(rate))
         value = loss(batch, 0.0)
         value.backward()
         values.append(float(value.detach()))

@@ -18,6 +18,7 @@ from hmmlm.cli.output import (
     progress_bar,
     readable,
     say,
+    say_fact,
     whole,
 )
 from hmmlm.errors import InputError, counted
@@ -232,7 +233,7 @@ def info(
         result |= device_info(pick_device(device), loaded.hmm if "support" in result else None)
     for key, value in result.items():
         for name, shown in _table_lines(key, value):
-            say(f"{name.replace('_', ' '):>20}  {_shown(shown)}")
+            say_fact(name.replace("_", " "), _shown(shown))
     if json:
         print_json(result)
 
@@ -244,20 +245,30 @@ def device_info(device: str, hmm: Any = None) -> dict[str, Any]:
     from hmmlm.inference.chain import Chain
     from hmmlm.inference.dispatch import WITH_KERNEL, choose
     from hmmlm.ops import emission, normaliser, residual
+    from hmmlm.ops.kernels import why_not
+    from hmmlm.train.graph import why_no_graph_on
 
     place = torch.device(device)
     name = torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu"
+    reason = why_not(place)
     result: dict[str, Any] = {"device": name}
+    result["kernels"] = "can run" if reason is None else f"none: {reason}"
+    result["inference"] = "depends on the model; give its folder"
     if hmm is not None:
         chain = Chain(hmm, torch.zeros(1, 1, dtype=torch.long))
         result["inference"] = "{}: {}".format(*choose("auto", WITH_KERNEL, chain))
+    graph = "one CUDA graph, if words are in blocks or have all states, one process trains, a step"
+    graph += " is one batch, and no belief is carried; train says so"
     for precision, operand in (("float32", None), ("bf16", torch.bfloat16)):
+        plain = why_no_graph_on(place, precision)
+        result[f"step_{precision}"] = graph if plain is None else f"no CUDA graph: {plain}"
         chosen = {
             "normaliser": normaliser.choose(place, operand),
             "emissions": emission.choose(place, True, operand),
             "networks": residual.choose(place, 256, operand),
         }
-        result |= {f"{key}_{precision}": f"{one}: {why}" for key, (one, why) in chosen.items()}
+        if reason is None:  # else all of them are plain, for that reason
+            result |= {f"{key}_{precision}": f"{one}: {why}" for key, (one, why) in chosen.items()}
     return result
 
 

@@ -93,10 +93,12 @@ def fit(
         config, model, support, eos_id=words.eos_id, label_of_state=label_of_state, ranks=ranks
     )
 
-    if torch.device(device).type == "cuda" and isinstance(learner, Sgd):
-        reason = learner.why_no_graph
-        how = "replays one CUDA graph" if reason is None else f"has no CUDA graph: {reason}"
-        say(f"a step {how}", indent=indent)
+    if isinstance(learner, Sgd):
+        learner.notice = warn
+        if torch.device(device).type == "cuda":
+            reason = learner.why_no_graph
+            how = "replays one CUDA graph" if reason is None else f"has no CUDA graph: {reason}"
+            say(f"a step {how}", indent=indent)
 
     def validate(model: Any) -> float:
         held_out = corpus.split("valid")

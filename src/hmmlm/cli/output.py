@@ -21,6 +21,7 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.table import Table
 from rich.text import Text
 
 from hmmlm.errors import InputError, counted
@@ -133,6 +134,18 @@ def say(text: str = "", *, heading: str = "", indent: int = 0) -> None:
         console.print(Padding(line, (0, 0, 0, indent), expand=False))
     else:
         console.print(" " * indent, line, sep="", soft_wrap=True)
+
+
+def say_fact(name: str, value: str) -> None:
+    """A line of a list of facts; in a terminal a long one goes on under where it began."""
+    if not console.is_terminal:
+        say(f"{name:>20}  {value}")
+        return
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(justify="right", min_width=20, no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(Text(name), Text(value))
+    console.print(grid)
 
 
 def warn(text: str) -> None:

@@ -1,13 +1,17 @@
 """A training step as one CUDA graph: dropout, tables, recursion, gradient, clip and AdamW."""
 
+import gc
+import warnings
 from collections.abc import Callable
 from inspect import signature
+from textwrap import shorten
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hmmlm.data.batches import Batch
+from hmmlm.errors import InputError
 from hmmlm.inference.kernels import count
 from hmmlm.ops.kernels import why_not
 from hmmlm.train.loop import Step, TrainSettings
@@ -17,33 +21,75 @@ WARM = 2
 """Steps taken as they are before a graph is captured: kernels are compiled, memory is found."""
 
 
+class Failed(Exception):
+    """Kernels could not take a step, for this reason; all is as it was before."""
+
+
 class GraphedSteps:
     """Steps of an HMM's loss on blocks or dense states, replayed from CUDA graphs.
 
     There is a graph for each shape of batches and each number of kept states, `LEVELS` at most;
     other steps are taken as they are, with the same numbers. Where a row of the batch loses
-    digits, or a number is not finite, the weights stay as they are.
+    digits, or a number is not finite, the weights stay as they are. A graph that cannot be made
+    is the last one: `tell` hears why, and the kernels run without.
     """
 
     def __init__(
-        self, model: nn.Module, loss: HmmLoss, optimiser: torch.optim.AdamW, settings: TrainSettings
+        self,
+        model: nn.Module,
+        loss: HmmLoss,
+        optimiser: torch.optim.AdamW,
+        settings: TrainSettings,
+        tell: Callable[[str], None] = warnings.warn,
     ) -> None:
         self.model, self.loss, self.optimiser, self.settings = model, loss, optimiser, settings
+        self.tell = tell
         self.device = next(model.parameters()).device
         self.graphs: dict[tuple, Replay] = {}
         self.taken: dict[tuple, int] = {}
+        self.may_capture = True
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+        self.ahead: tuple[Batch, Tensor] | None = None  # the next batch, packed
         self.skip, self.scale = (torch.zeros((), device=self.device) for _ in range(2))
 
-    def step(self, batch: Batch, rate: float, done: float) -> Step | None:
-        """The step, or None where it was not taken: the caller takes it another way."""
+    def step(
+        self,
+        batch: Batch,
+        rate: float,
+        done: float,
+        peek: Callable[[], Batch | None] | None = None,
+    ) -> Step | None:
+        """The step, or None where it was not taken: the caller takes it another way.
+
+        Where kernels fail that is `Failed`. Either way all is as it was before. `peek` gives the
+        batch of the next step, which is made ready while the device works on this one.
+        """
         level = self.loss.dropout.at(done)
         key = (tuple(batch.tokens.shape), level)
         taken = self.taken[key] = self.taken.get(key, 0) + 1
         for part in self.optimiser.param_groups:
             part["lr"].fill_(rate)
-        packed = pack(batch)
-        if key not in self.graphs and taken > WARM and len(self.graphs) < LEVELS:
+        packed = self._pack(batch)
+        is_due = self.may_capture and taken > WARM and len(self.graphs) < LEVELS
+        answer: list[float] | str = "no graph"
+        if key in self.graphs or is_due:
+            answer = self._try(lambda: self._replay(key, packed, level), peek)
+            if isinstance(answer, str):
+                self.may_capture = False
+                self.tell(
+                    f"Steps go on without a CUDA graph, by the same kernels, because the graph "
+                    f"failed: {answer}"
+                )
+        if isinstance(answer, str):
+            answer = self._try(lambda: self.compute(self._send(packed), level), peek)
+        if isinstance(answer, str):
+            raise Failed(answer)
+        value, norm, skipped = answer
+        return None if skipped else Step(value, batch.num_tokens, norm)
+
+    def _replay(self, key: tuple, packed: Tensor, level: float) -> Tensor:
+        """The step by a graph, which is captured if there is none."""
+        if key not in self.graphs:
             self.graphs[key] = Replay(
                 lambda given: self.compute(given, level),
                 packed,
@@ -51,12 +97,50 @@ class GraphedSteps:
                 self.device,
                 self.pool,
             )
-        if key in self.graphs:
-            answer = self.graphs[key](packed)
-        else:
-            answer = self.compute(packed.to(self.device), level)
-        value, norm, skipped = answer.tolist()
-        return None if skipped else Step(value, batch.num_tokens, norm)
+        return self.graphs[key](packed)
+
+    def _pack(self, batch: Batch) -> Tensor:
+        """A batch in memory that the device reads without the host."""
+        if self.ahead is not None and self.ahead[0] is batch:
+            return self.ahead[1]
+        packed = pack(batch)
+        return packed.pin_memory() if self.device.type == "cuda" else packed
+
+    def _send(self, packed: Tensor) -> Tensor:
+        return packed.to(self.device, non_blocking=True)
+
+    def _try(
+        self, run: Callable[[], Tensor], peek: Callable[[], Batch | None] | None
+    ) -> list[float] | str:
+        """The numbers of an attempt, or what went wrong: then nothing is left of it."""
+        drawn, known = self.loss.generator.get_state(), set(self.optimiser.state)
+        try:
+            waiting = run()
+        except InputError:
+            raise
+        except Exception as error:
+            reason = describe(error)
+        else:  # the weights move: what goes wrong from here on is no reason to step again
+            following = None if peek is None else peek()
+            if following is not None:
+                self.ahead = following, self._pack(following)
+            answer = waiting.tolist()
+            if answer[-1]:  # the same states are drawn when the step is taken again
+                self.loss.generator.set_state(drawn)
+            return answer
+        # Out of the handler, whose traceback would keep the tensors of the attempt.
+        self.graphs.clear()
+        self.pool = None
+        self.optimiser.zero_grad()
+        for parameter in set(self.optimiser.state) - known:  # moments that are half there
+            del self.optimiser.state[parameter]
+        # A new one: that of a broken capture draws no more.
+        self.loss.generator = torch.Generator(self.device)
+        self.loss.generator.set_state(drawn)
+        if self.device.type == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()
+        return reason
 
     def compute(self, packed: Tensor, level: float) -> Tensor:
         """The loss, the norm of the gradient, and whether the step was left out, (3,)."""
@@ -80,16 +164,22 @@ class GraphedSteps:
         fine = torch.isfinite(norm) & torch.isfinite(value) & ~counted.low.any()
         self.skip.copy_(~fine)
         self.scale.copy_(((norm + 1e-6) / self.settings.clip).clamp(min=1.0))
+        answer = torch.stack([value.float(), norm.float(), self.skip])
         # The fused step divides gradients by the one and does nothing if the other is 1.
         scaling = {"grad_scale": self.scale, "found_inf": self.skip}
         vars(self.optimiser).update(scaling)
-        self.optimiser.step()
-        vars(self.optimiser).update(dict.fromkeys(scaling))
-        return torch.stack([value.float(), norm.float(), self.skip])
+        try:
+            self.optimiser.step()  # the last thing: what fails before it has moved no weight
+        finally:
+            vars(self.optimiser).update(dict.fromkeys(scaling))
+        return answer
 
 
 class Replay:
-    """A function of one tensor, captured: later calls copy the tensor in and replay."""
+    """A function of one tensor, captured: later calls copy it in, from pinned memory, and replay.
+
+    The caller holds the tensor until it has read the answer.
+    """
 
     def __init__(
         self,
@@ -99,7 +189,6 @@ class Replay:
         device: torch.device,
         pool: Any,
     ) -> None:
-        self.waiting = given.pin_memory()
         self.given = given.to(device)
         self.graph = torch.cuda.CUDAGraph()
         self.graph.register_generator_state(generator)
@@ -107,8 +196,7 @@ class Replay:
             self.answer = run(self.given)
 
     def __call__(self, given: Tensor) -> Tensor:
-        self.waiting.copy_(given)  # the caller has waited for the last answer, so it is free
-        self.given.copy_(self.waiting, non_blocking=True)
+        self.given.copy_(given, non_blocking=True)
         self.graph.replay()
         return self.answer
 
@@ -124,14 +212,21 @@ def unpack(packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return packed[:, :steps].long(), packed[:, steps:-1] > 0, packed[:, -1].long()
 
 
+def describe(error: BaseException) -> str:
+    """What went wrong, in a line: before a capture failed to end, something broke it."""
+    while error.__context__ is not None and "capture" in str(error):
+        error = error.__context__
+    # Triton's compiler quotes source before it says what is wrong with it.
+    said = getattr(error, "error_message", None) or str(error) or "no reason was given"
+    return shorten(f"{type(error).__name__}: {said.strip().splitlines()[0]}", 240)
+
+
 def why_no_graph(loss: object, model: nn.Module, settings: TrainSettings, ranks: int) -> str | None:
     """What keeps steps from being captured; None if nothing does."""
-    device = next(model.parameters()).device
     if not isinstance(loss, HmmLoss):
         return "the loss is not that of an HMM"
-    if device.type != "cuda":
-        return f"graphs are of a CUDA device, and this is {device.type}"
-    if (reason := why_not(device)) is not None:
+    device = next(model.parameters()).device
+    if (reason := why_no_graph_on(device, settings.precision)) is not None:
         return reason
     if ranks > 1:
         return "ranks exchange gradients between the parts of a step"
@@ -139,12 +234,21 @@ def why_no_graph(loss: object, model: nn.Module, settings: TrainSettings, ranks:
         return "gradients of several batches are summed"
     if loss.carry:
         return "belief is carried from batch to batch"
-    if settings.precision != "bf16":
-        return f"precision is {settings.precision}, and the kernels of a step are for bf16"
     if not loss.support.is_partition:
         return "words share only a part of their states"
     if "kept" not in signature(model.forward).parameters:
         return "the model does not take the support of the states that are kept"
     if loss.implementation not in ("auto", "kernel"):
         return f"implementation {loss.implementation} was asked for"
+    return None
+
+
+def why_no_graph_on(device: torch.device, precision: str) -> str | None:
+    """What keeps steps of whatever model from being captured on a device; None if nothing does."""
+    if device.type != "cuda":
+        return f"graphs are of a CUDA device, and this is {device.type}"
+    if (reason := why_not(device)) is not None:
+        return reason
+    if precision != "bf16":
+        return f"precision is {precision}, and the kernels of a step are for bf16"
     return None

@@ -13,6 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from hmmlm.data.batches import Batch
 from hmmlm.errors import InputError
+from hmmlm.train.stream import Batches, Stream
 
 
 @dataclass(frozen=True)
@@ -106,16 +107,6 @@ class Progress(NamedTuple):
     val: float | None
 
 
-@runtime_checkable
-class Batches(Protocol):
-    """The batches of an epoch: how many, and each in turn; iterating again is another epoch."""
-
-    @property
-    def num_batches(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Batch]: ...
-
-
 class Step(NamedTuple):
     """What a learner did: nats per token before it learnt, over `tokens`, and how far it was moved.
 
@@ -134,7 +125,8 @@ class Learner(Protocol):
     `step` learns from some batches at a rate when a share `done` of training is over; one whose
     loss or size is not finite must not have changed the model. `state` is all it needs to go on,
     besides the weights of the model: tensors by name. One that `can_be_left` has changed nothing
-    when its batches raise an error.
+    when its batches raise an error. One that has a `peek` finds there, in a
+    step, a function that makes the next batch, to be called while a device works.
     """
 
     can_be_left: bool
@@ -195,6 +187,7 @@ class Training:
             average = get_ema_multi_avg_fn(settings.average)
             self.averaged = AveragedModel(learner.model, multi_avg_fn=average)
         self.best = Best(learner.model, settings)
+        self.stream = Stream(batches)
         self.step, self.tokens, self.seconds = 0, 0, 0.0
         self._begun: Any = None  # where the batches of the step that is being made begin
         # Checks are spread over an epoch; the last one is at its end.
@@ -206,7 +199,9 @@ class Training:
         return self.step >= self.steps or 0 < self.settings.early_stop <= self.best.waited
 
     def __iter__(self) -> Iterator[Progress]:
-        stream, settled = _epochs(self.batches), False
+        self.stream, settled = Stream(self.batches), False
+        if hasattr(self.learner, "peek"):
+            self.learner.peek = self._peek  # pyright: ignore
         try:
             while not self.is_over:
                 done, within = self.step / self.steps, self.step % self.per_epoch
@@ -215,7 +210,7 @@ class Training:
                 began = time.perf_counter()
                 # Whether weights are any good shows in the loss of the next step.
                 tried = _copy(self.shown) if self._is_worth_keeping() else None
-                made = self._learn(islice(stream, size), rate, done)
+                made = self._learn(islice(self.stream, size), rate, done)
                 if not math.isfinite(made.loss) or not math.isfinite(made.size):
                     self.best.restore()
                     raise Diverged(
@@ -247,12 +242,18 @@ class Training:
             settled = True
             raise
         finally:
+            self.stream.put_back()
+            if hasattr(self.learner, "peek"):
+                self.learner.peek = None  # pyright: ignore
             if not settled:
                 self._settle()
 
+    def _peek(self) -> Batch | None:
+        return self.stream.peek() if self.step + 1 < self.steps else None
+
     def _learn(self, batches: Iterator[Batch], rate: float, done: float) -> Step:
         """A step of the learner, which may be left."""
-        self._begun = getattr(self.batches, "position", None)
+        self._begun = self.stream.position
         try:
             return self.learner.step(self._watch(batches), rate, done)
         except Diverged:
@@ -306,7 +307,7 @@ class Training:
         tensors = {f"{part}.{key}": v for part, held in parts.items() for key, v in held.items()}
         numbers: dict[str, Any] = {"step": self.step, "tokens": self.tokens}
         numbers |= {"seconds": self.seconds, "best": self.best.numbers()}
-        numbers["position"] = self._begun or getattr(self.batches, "position", None)
+        numbers["position"] = self._begun or self.stream.position
         return State(tensors, numbers)
 
     def restore(self, state: State) -> None:
@@ -334,6 +335,7 @@ class Training:
         self.best.set_numbers(numbers["best"])
         self.step, self.tokens = numbers["step"], numbers["tokens"]
         self.seconds = numbers["seconds"]
+        self.stream.put_back()
         if numbers["position"] is not None:
             self.batches.position = numbers["position"]  # pyright: ignore
 
@@ -399,11 +401,6 @@ def learning_rate(settings: TrainSettings, step: int, steps: int) -> float:
         return highest
     cosine = (1 + math.cos(math.pi * (step - 1 - warm) / (steps - warm))) / 2
     return highest * (settings.final_rate + (1 - settings.final_rate) * cosine)
-
-
-def _epochs(batches: Batches) -> Iterator[Batch]:
-    while True:
-        yield from batches
 
 
 def _copy(model: nn.Module) -> dict[str, Tensor]:

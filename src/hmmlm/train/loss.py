@@ -12,6 +12,7 @@ from hmmlm.hmm import HMM
 from hmmlm.inference import counts
 from hmmlm.inference.gradients import with_gradient
 from hmmlm.params.dropout import Keeper, check_rate, keep_states
+from hmmlm.params.kernels import are_allowed
 from hmmlm.results import Belief
 from hmmlm.support import Support
 from hmmlm.train.distributed import ONE, Ranks
@@ -95,9 +96,14 @@ class HmmLoss:
                 restart=batch.restart.to(device),
                 reset_id=self.reset_id,
                 belief=belief,
-                implementation=self.implementation,
+                implementation=self._implementation(),
             )
         return value
+
+    def _implementation(self) -> str:
+        """What was asked for, unless that may be kernels and they are not allowed."""
+        may_be_kernels = self.implementation in ("auto", "kernel")
+        return "scaled" if may_be_kernels and not are_allowed() else self.implementation
 
     def keeper(self, rate: float) -> Keeper:
         """What draws the kept states of blocks at a rate."""

@@ -1,6 +1,7 @@
 """Stochastic gradient descent with AdamW: a learner for any loss."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Protocol, runtime_checkable
@@ -10,8 +11,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hmmlm.data.batches import Batch
+from hmmlm.errors import InputError
+from hmmlm.ops.kernels import why_not
+from hmmlm.params.kernels import without_kernels
 from hmmlm.train.distributed import ONE, Ranks
-from hmmlm.train.graph import GraphedSteps, why_no_graph
+from hmmlm.train.graph import Failed, GraphedSteps, describe, why_no_graph
 from hmmlm.train.loop import Batches, Progress, Step, Training, TrainSettings
 from hmmlm.train.loss import HmmLoss
 
@@ -37,7 +41,14 @@ class Sgd:
 
     Several `ranks` take a step together, each on its rows: the mean is over the tokens of all, and
     all have the same weights afterwards.
+
+    Where kernels or a CUDA graph fail, steps go on without them, as if they had never been tried,
+    and `notice` hears it once (a warning, if there is none). A loss of `implementation` "kernel"
+    is refused then.
     """
+
+    notice: Callable[[str], None] | None = None
+    peek: Callable[[], Batch | None] | None = None
 
     def __init__(
         self, model: nn.Module, loss: Loss, settings: TrainSettings, ranks: Ranks = ONE
@@ -56,32 +67,38 @@ class Sgd:
             fused=on_gpu,
             capturable=on_gpu,
         )
+        self.is_plain = False  # because kernels have failed
         self.graphed, self.why_no_graph = None, why_no_graph(loss, model, settings, ranks.ranks)
         if self.why_no_graph is None and isinstance(loss, HmmLoss):
-            self.graphed = GraphedSteps(model, loss, self.optimiser, settings)
+            self.graphed = GraphedSteps(model, loss, self.optimiser, settings, self._tell)
 
     can_be_left = False  # a loss may draw numbers and carry something on with every batch
 
     def step(self, batches: Iterable[Batch], rate: float, done: float) -> Step:
-        if self.graphed is not None:
-            (batch,) = batches = list(batches)
-            made = self.graphed.step(batch, rate, done)
-            if made is not None:
-                return made
-        return self._step(batches, rate, done)
+        if self.graphed is None:
+            return self._step(batches, rate, done)
+        (batch,) = batches = list(batches)
+        try:
+            made = self.graphed.step(batch, rate, done, self.peek)
+        except Failed as error:
+            made = None
+            self._leave_kernels(str(error))
+        if made is not None:
+            return made
+        # A row that loses digits needs a wider arithmetic, whatever was asked for.
+        asked = isinstance(self.loss, HmmLoss) and self.loss.implementation == "kernel"
+        with without_kernels() if asked else nullcontext():
+            return self._step(batches, rate, done)
 
     def _step(self, batches: Iterable[Batch], rate: float, done: float) -> Step:
         """The step as PyTorch takes it, for any loss and any number of batches and ranks."""
         self.optimiser.zero_grad()
-        mixed = self.settings.precision == "bf16"
         value, tokens = 0.0, 0
         for batch, is_last in _mark_last(batches):
             # Gradients go round once a step, with its last batch.
             with self.shared.no_sync() if self.shared and not is_last else nullcontext():
-                with torch.autocast(self.place, torch.bfloat16, enabled=mixed):
-                    nats = (self.shared or self.loss)(batch, done)
-                (nats * batch.num_tokens).backward()
-            value += float(nats.detach()) * batch.num_tokens
+                nats = self._try(batch, done) if tokens == 0 else self._add(batch, done)
+            value += nats * batch.num_tokens
             tokens += batch.num_tokens
         value, tokens = self.ranks.total(value, tokens)
         for parameter in self.model.parameters():
@@ -97,6 +114,48 @@ class Sgd:
                     part["lr"] = rate
             self.optimiser.step()
         return Step(value, int(tokens), norm)
+
+    def _add(self, batch: Batch, done: float) -> float:
+        """The loss of a batch; its gradients are added to those that are there."""
+        mixed = self.settings.precision == "bf16"
+        with without_kernels() if self.is_plain else nullcontext():
+            with torch.autocast(self.place, torch.bfloat16, enabled=mixed):
+                nats = (self.shared or self.loss)(batch, done)
+            (nats * batch.num_tokens).backward()
+        return float(nats.detach())
+
+    def _try(self, batch: Batch, done: float) -> float:
+        """The loss of a step's first batch, which shows whether the kernels of tables work."""
+        loss = self.loss
+        device = next(self.model.parameters()).device
+        is_tried = not self.is_plain and self.ranks.ranks == 1 and why_not(device) is None
+        if not is_tried or not isinstance(loss, HmmLoss):
+            return self._add(batch, done)
+        drawn, belief = loss.generator.get_state(), loss.belief
+        try:
+            return self._add(batch, done)
+        except (InputError, torch.OutOfMemoryError):  # of memory the plain way takes no less
+            raise
+        except Exception as error:
+            reason = describe(error)
+        loss.generator.set_state(drawn)
+        loss.belief = belief
+        self.optimiser.zero_grad()
+        self._leave_kernels(reason)
+        return self._add(batch, done)
+
+    def _leave_kernels(self, reason: str) -> None:
+        """From here on steps are plain ones."""
+        if isinstance(self.loss, HmmLoss) and self.loss.implementation == "kernel":
+            raise InputError(
+                f"implementation is 'kernel' but the kernels of a step failed ({reason}); use "
+                f"auto, which goes on without them, or scaled."
+            )
+        self.graphed, self.is_plain, self.why_no_graph = None, True, reason
+        self._tell(f"Steps go on without kernels, slower, because they failed: {reason}")
+
+    def _tell(self, text: str) -> None:
+        (self.notice or warnings.warn)(text)
 
     def state(self) -> dict[str, Tensor]:
         held = {}
