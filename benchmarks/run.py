@@ -38,8 +38,12 @@ def main() -> int:
         from benchmarks import gpu
 
         return gpu.main(sys.argv[2:])
+    if sys.argv[1:2] == ["plot-gpu"]:
+        from benchmarks.gpu import plot
+
+        return plot.main(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="benchmarks.run", description=__doc__)
-    parser.add_argument("device", choices=["cpu", "gpu"])
+    parser.add_argument("device", choices=["cpu", "gpu", "plot-gpu"])
     parser.add_argument("--smoke", action="store_true", help="tiny sizes, in seconds")
     parser.add_argument("--case", action="append", help="only this case (may be repeated)")
     parser.add_argument("--what", choices=QUANTITIES, action="append", help="only this quantity")

@@ -1,0 +1,100 @@
+"""Row sums: how far sum_z' p(z' | z) is from one, as inference sees it, over 1,000 random rows.
+
+The tiles are those of inference, by kernel and plain, under a normaliser by kernel and plain, in
+each precision; the sums are taken in float64. `rows-z32768` has factors from N(0, 1), wider than
+those of a trained network, in 128 blocks, or those of `--checkpoint`.
+"""
+
+import re
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.clock import Bench
+from hmmlm.model import Model
+from hmmlm.ops.normaliser import log_normaliser
+from hmmlm.transitions import Factored
+
+CASES = ("rows-z32768",)
+SMOKE = ("rows-z96",)
+PATTERN = re.compile(r"rows-z(\d+)")
+ROWS, WIDTH, BLOCKS = 1000, 256, 128
+ALLOWED = 1e-4
+OPERANDS = {"fp32": None, "bf16": torch.bfloat16}
+
+
+def measure(name: str, bench: Bench) -> Iterator[dict]:
+    (states,) = map(int, PATTERN.findall(name))
+    *exact, blocks = _factors(states, bench)
+    generator = torch.Generator().manual_seed(0)
+    sources = torch.randperm(states, generator=generator)[:ROWS].to(bench.device)
+    for precision in bench.precisions:
+        operand = OPERANDS[precision]
+        left, right = (part.to(operand or part.dtype).float() for part in exact)
+        for normaliser in ("plain", "kernel"):
+            norm = log_normaliser(left, right, operand=operand, implementation=normaliser)
+            table = Factored(left, right, norm, operand)
+            for tiles, sums in (("plain", sums_by_torch), ("kernel", sums_by_kernel)):
+                error = float((sums(table, sources, blocks) - 1).abs().max())
+                line = {
+                    "case": name,
+                    "what": "row sums",
+                    "implementation": f"tiles {tiles}, normaliser {normaliser}",
+                    "dtype": precision,
+                    "max_row_error": error,
+                    "rows": len(sources),
+                    **bench.facts,
+                }
+                if not error <= ALLOWED:
+                    line["wrong"] = f"a row is off by {error:.1e} (allowed {ALLOWED:g})"
+                yield line
+
+
+def sums_by_kernel(table: Factored, sources: Tensor, blocks: Tensor) -> Tensor:
+    """sum_z' p(z' | z) of each source, from the squares that kernels go through, (N,)."""
+    from hmmlm.ops.tile_chain import kernel
+
+    width = blocks.shape[1]
+    groups = -(-len(sources) // width)
+    chosen = torch.full((groups * width,), -1, device=sources.device)
+    chosen[: len(sources)] = sources
+    rows = torch.cat([blocks, chosen.view(groups, width)])
+    totals = []
+    for group in range(groups):
+        here = torch.arange(len(blocks), device=sources.device)[None]
+        where = kernel.Map(rows, here, torch.full_like(here, len(blocks) + group))
+        operand = table.operand or torch.float32
+        factors = table.left.to(operand), table.right.to(operand)
+        squares = kernel.squares_of_factors(*factors, table.log_norm, where)
+        side = kernel.side(width)
+        shrink = squares.shrink.double().repeat_interleave(side, 1).repeat_interleave(side, 2)
+        scale = shrink[:, :width, :width] * squares.log_most.double().exp()[:, None, None]
+        totals.append((squares.probs.double() * scale).sum((0, 2)))
+    return torch.cat(totals)[: len(sources)]
+
+
+def sums_by_torch(table: Factored, sources: Tensor, blocks: Tensor) -> Tensor:
+    """The same from plain tiles."""
+    totals = torch.zeros(len(sources), dtype=torch.float64, device=sources.device)
+    for block in blocks:
+        states = block[block >= 0]
+        totals += table.tile(sources[None], states[None])[0].double().exp().sum(1)
+    return totals
+
+
+def _factors(states: int, bench: Bench) -> tuple[Tensor, Tensor, Tensor]:
+    """The factors and the states of each block, padded with -1."""
+    if bench.checkpoint is not None:
+        hmm = Model.load(bench.checkpoint, device=bench.device).hmm
+        if not isinstance(hmm.transitions, Factored) or hmm.num_states != states:
+            raise SystemExit(
+                f"{bench.checkpoint} must have {states:,} states and factored transitions."
+            )
+        return hmm.transitions.left, hmm.transitions.right, hmm.support.rows
+    generator = torch.Generator(bench.device).manual_seed(0)
+    left, right = (
+        torch.randn(states, WIDTH, generator=generator, device=bench.device) for _ in range(2)
+    )
+    blocks = torch.arange(states, device=bench.device)
+    return left, right, blocks.view(min(BLOCKS, max(1, states // 48)), -1)
