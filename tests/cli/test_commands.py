@@ -20,7 +20,7 @@ from rich.console import Console
 from commands import SOURCE, made_up_lines, run_command
 from hmmlm.cli.output import say_fact
 from hmmlm.model import Model
-from hmmlm.ops.kernels import why_not
+from hmmlm.ops.kernels import lacking
 
 LINE = "the red dog sees a cat ."
 
@@ -204,11 +204,11 @@ def test_info_says_what_runs_on_a_gpu(call, monkeypatch, capability, triton, sai
     given["get_device_capability"] = capability
     for name, answer in given.items():
         monkeypatch.setattr(torch.cuda, name, lambda *device, answer=answer: answer)
-    why_not.cache_clear()
+    lacking.cache_clear()
     try:
         answer = call("info", "--device", "cuda", "--json")
     finally:
-        why_not.cache_clear()
+        lacking.cache_clear()
     result = last_json(answer.out)
     assert result["device"] == "A GPU" and "              device  A GPU\n" in answer.out
     if said is not None:

@@ -84,7 +84,7 @@ def test_a_loss_that_is_not_finite_keeps_the_best_weights(place, call, monkeypat
 
 
 def test_kernels_that_fail_are_told_once(place, call, monkeypatch):
-    from hmmlm.params.kernels import are_allowed
+    from hmmlm.ops.kernels import are_allowed
     from hmmlm.train.loss import HmmLoss
 
     plain = HmmLoss.__call__

@@ -1,27 +1,27 @@
 """Tables without kernels, where they are not allowed."""
 
 import sys
+from importlib import import_module
 
 import pytest
 import torch
 
-from hmmlm.ops import emission, normaliser, residual
+from hmmlm.ops import kernels, normaliser, residual
+from hmmlm.ops.kernels import without_kernels
 from hmmlm.params import mlp
 from hmmlm.params.dropout import Keeper
-from hmmlm.params.kernels import without_kernels
 from hmmlm.support import Support
 
 BLOCKS = Support.from_clusters([0, 1, 2, 1, 0, 2, 2, 1, 0, 0], [4, 8, 6])
 
 
 def test_no_kernel_runs_where_they_are_not_allowed(monkeypatch) -> None:
-    for op in (emission, normaliser, residual):
-        monkeypatch.setattr(op, "choose", lambda *given: ("kernel", "it is a test"))
-    monkeypatch.setattr("hmmlm.params.dropout.why_not", lambda device: None)
+    monkeypatch.setattr(kernels, "lacking", lambda device: None)
     # Without a GPU nor the interpreter, a kernel that is asked for cannot run.
     names = ("choice", "emission", "normaliser", "residual")
     for name in names:
         monkeypatch.setitem(sys.modules, f"hmmlm.ops.{name}.kernel", None)
+        monkeypatch.delattr(import_module(f"hmmlm.ops.{name}"), "kernel", raising=False)
     model = mlp.Settings(width=16).build(BLOCKS, generator=torch.Generator().manual_seed(0))
     keeper, generator = Keeper(BLOCKS, 0.5), torch.Generator().manual_seed(1)
     with torch.autocast("cpu", torch.bfloat16), without_kernels():

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from hmmlm.errors import InputError
+from hmmlm.ops.kernels import are_allowed
 from hmmlm.params import lowrank
-from hmmlm.params.kernels import are_allowed
 from hmmlm.support import Support
 from hmmlm.train import graph
 from hmmlm.train.graph import describe

@@ -13,7 +13,7 @@ from hmmlm.ops.trace import kernel as trace_kernel
 from hmmlm.transitions import Factored
 
 TILED = 1 << 30
-"""Cells of the tiles that are made at a time at most, if a sixteenth of the memory holds as many."""
+"""Cells of the tiles made at a time, or as many as a sixteenth of the device's memory holds."""
 
 KEPT = 1 << 26
 """Cells of the messages of a stretch."""

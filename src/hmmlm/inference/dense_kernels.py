@@ -55,7 +55,6 @@ class DenseKernel:
             message = joint / torch.where(total > 0, total, 1.0)[:, None]
             log_probs[:, 0], done = total.log(), 1
         ends = self._ends(start, stop)
-        first = message
         if done < stop - start:
             run = kernel.run_best if best else kernel.run
             how = {} if best else {"back": False}
@@ -80,7 +79,7 @@ class DenseKernel:
             assert message is not None
             joints = message[:, None]
         if message is not None:
-            joints[:, 0] = first
+            joints[:, 0] = message
         rows = torch.arange(chain.batch, device=ends.device)
         last = joints[rows, (ends - done).clamp(min=0)]
         return Forward(joints[:, 1 - done :] if keep else (), last, log_probs, low)

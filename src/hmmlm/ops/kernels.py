@@ -1,15 +1,39 @@
 """Whether Triton kernels can run, and the arithmetic of their products."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 
 import torch
 from torch import Tensor
 
+_allowed = ContextVar("allowed", default=True)
 
-@cache
+
+def are_allowed() -> bool:
+    return _allowed.get()
+
+
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    """Within it kernels are chosen for nothing that has a plain way, nor for its gradients."""
+    before = _allowed.set(False)
+    try:
+        yield
+    finally:
+        _allowed.reset(before)
+
+
 def why_not(device: torch.device) -> str | None:
     """What keeps kernels from running on a device; None if nothing does."""
+    return lacking(device) if are_allowed() else "kernels have failed before"
+
+
+@cache
+def lacking(device: torch.device) -> str | None:
+    """What kernels need and a device, or this machine, has not."""
     if device.type != "cuda":
         return f"kernels run on a CUDA device, and this is {device.type}"
     try:

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from hmmlm.errors import InputError
 from hmmlm.ops.kernels import why_not
-from hmmlm.params.kernels import are_allowed
 from hmmlm.support import Support
 
 
@@ -58,7 +57,7 @@ class Keeper:
         """The states, those of each block in the order of its row."""
         scores = torch.rand(self.rows.shape, generator=generator, device=self.rows.device)
         scores = scores.masked_fill(self.rows < 0, -1.0)
-        if are_allowed() and why_not(scores.device) is None:
+        if why_not(scores.device) is None:
             from hmmlm.ops.choice import kernel
 
             return kernel.choose(scores, self.rows, self.keep, self.firsts, len(self.places))

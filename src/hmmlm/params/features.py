@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from hmmlm.errors import InputError
 from hmmlm.hmm import HMM, log_sum_by_state
-from hmmlm.ops import emission, normaliser
+from hmmlm.ops import emission
 from hmmlm.ops.cells import Tiling, cell_products
-from hmmlm.params.kernels import allowed
+from hmmlm.ops.normaliser import log_normaliser
 from hmmlm.support import Support
 from hmmlm.transitions import Dense, Factored
 
@@ -139,8 +139,7 @@ class Features(nn.Module):
                 logits = logits[sources][:, states]
             return Dense(torch.log_softmax(logits, 1), features.mixed)
         left, right = features("source"), features("destination")
-        name = allowed(normaliser.choose(left.device, features.mixed))
-        norm = normaliser.log_normaliser(left, right, operand=features.mixed, implementation=name)
+        norm = log_normaliser(left, right, operand=features.mixed)
         return Factored(left, right, norm, features.mixed)
 
     def _emissions(
@@ -152,8 +151,8 @@ class Features(nn.Module):
                 logits = _kept_slots(logits, self.support, states, support.width)
         else:
             words, vectors = features.rounded(self.words), features("emit")
-            chosen = emission.choose(vectors.device, support.is_partition, features.mixed)
-            if allowed(chosen) == "kernel":
+            name, _ = emission.choose(vectors.device, support.is_partition, features.mixed)
+            if name == "kernel":
                 bias = words.new_zeros(len(words)) if self.word_bias is None else self.word_bias
                 return emission.log_softmax(
                     vectors, words, bias, support.rows, self.tiling, operand=features.mixed

@@ -11,8 +11,8 @@ from hmmlm.data.batches import Batch
 from hmmlm.hmm import HMM
 from hmmlm.inference import counts
 from hmmlm.inference.gradients import with_gradient
+from hmmlm.ops.kernels import are_allowed
 from hmmlm.params.dropout import Keeper, check_rate, keep_states
-from hmmlm.params.kernels import are_allowed
 from hmmlm.results import Belief
 from hmmlm.support import Support
 from hmmlm.train.distributed import ONE, Ranks

@@ -12,8 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hmmlm.data.batches import Batch
 from hmmlm.errors import InputError
-from hmmlm.ops.kernels import why_not
-from hmmlm.params.kernels import without_kernels
+from hmmlm.ops.kernels import why_not, without_kernels
 from hmmlm.train.distributed import ONE, Ranks
 from hmmlm.train.graph import Failed, GraphedSteps, describe, why_no_graph
 from hmmlm.train.loop import Batches, Progress, Step, Training, TrainSettings

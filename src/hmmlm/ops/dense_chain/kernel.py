@@ -17,7 +17,6 @@ from torch import Tensor
 from hmmlm.ops.kernels import is_interpreted, precision_of, product
 from hmmlm.ops.messages.scaled import lowest
 
-
 PRODUCT, MADE, BEST = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 """How a step is made: a product in the kernel, one made before it, or the largest for the sum."""
 
@@ -116,7 +115,9 @@ def _best(
 def _parts(parts, slots, P, WIDE: tl.constexpr, BEST: tl.constexpr):
     """What a message of each row comes to, from the parts of it that programs made."""
     some = tl.arange(0, WIDE)
-    values = tl.load(parts + slots[:, None] * P + some[None, :], mask=(some < P)[None, :], other=0.0)
+    values = tl.load(
+        parts + slots[:, None] * P + some[None, :], mask=(some < P)[None, :], other=0.0
+    )
     if BEST:
         return tl.max(values, 1)
     return tl.sum(values, 1)

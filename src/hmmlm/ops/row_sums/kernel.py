@@ -53,18 +53,19 @@ def _join(before, key_of, table, parts, M, K, SIDE: tl.constexpr, SOME: tl.const
     chunk = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * SIDE + tl.arange(0, SIDE)
     key = tl.load(key_of + chunk)
+    is_first = False
     if key < M:
-        if tl.load(before + key) == chunk:
-            sums = tl.zeros([SOME, SIDE], tl.float32)
-            stop = tl.load(before + key + 1)
-            for first in range(chunk, stop, SOME):
-                places = first + tl.arange(0, SOME)
-                mask = (places < stop)[:, None] & (columns < K)[None, :]
-                where = parts + places[:, None] * K + columns[None, :]
-                sums += tl.load(where, mask=mask, other=0.0)
-            where = table + key * K + columns
-            total = tl.load(where, mask=columns < K, other=0.0) + tl.sum(sums, 0)
-            tl.store(where, total, mask=columns < K)
+        is_first = tl.load(before + key) == chunk
+    if is_first:
+        sums = tl.zeros([SOME, SIDE], tl.float32)
+        stop = tl.load(before + key + 1)
+        for first in range(chunk, stop, SOME):
+            places = first + tl.arange(0, SOME)
+            mask = (places < stop)[:, None] & (columns < K)[None, :]
+            sums += tl.load(parts + places[:, None] * K + columns[None, :], mask=mask, other=0.0)
+        where = table + key * K + columns
+        total = tl.load(where, mask=columns < K, other=0.0) + tl.sum(sums, 0)
+        tl.store(where, total, mask=columns < K)
 
 
 def sum_rows(keys: Tensor, rows: Tensor, count: int) -> Tensor:
