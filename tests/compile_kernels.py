@@ -78,7 +78,7 @@ def ask(support: Support, table: Dense | Factored) -> None:
     states, words = support.num_states, support.vocab_size
     hmm = HMM(torch.zeros(states), table, torch.zeros(words, support.width), support)
     chain = Chain(hmm, torch.zeros(2, 3, dtype=torch.long))
-    passes = kernel_passes(chain)
+    passes = kernel_passes(chain, back=True)
     passes.forward(0, 3, None, keep=True, best=True)
     forward = passes.forward(0, 3, None, keep=True)
     sums = CountSums(table, torch.float32)
@@ -112,7 +112,7 @@ def main() -> int:
         counts(support, Factored(factors, factors, torch.zeros(states), narrow))
         if slots <= 256:
             counts(support, Dense(torch.zeros(states, states), narrow))
-    for states in (17, 512, 2048):
+    for states in (17, 512, 1024, 2048):
         counts(Support.dense(5, states), Dense(torch.zeros(states, states), narrow))
     for operand in (None, narrow):
         for slots in (50, 128, 256, 1024):

@@ -1,5 +1,7 @@
 """Inference by kernels, against the reference: in Triton's interpreter, or on a GPU."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,8 +10,10 @@ from hmmlm import inference
 from hmmlm.errors import InputError
 from hmmlm.hmm import HMM
 from hmmlm.inference import block_kernels, dense_kernels, dispatch
+from hmmlm.inference.chain import Chain
 from hmmlm.results import Belief, Counts, StateProbs
 from hmmlm.support import Support
+from hmmlm.transitions import Factored
 from models import TRANSITIONS, make_hmm
 
 pytest.importorskip("triton")
@@ -161,16 +165,78 @@ def test_drawn_paths_are_as_frequent_as_their_posterior(shape: str, monkeypatch)
     assert bool((gap < 5 * (expected * (1 - expected) / number).sqrt() + 1e-9).all())
 
 
-def test_a_row_that_loses_digits_is_redone() -> None:
-    hmm = make_hmm(BLOCKS, "dense", scale=0.7)
+@pytest.mark.parametrize("transitions", TRANSITIONS)
+@pytest.mark.parametrize("shape", SUPPORTS)
+def test_a_row_that_loses_digits_is_redone(shape: str, transitions: str, monkeypatch) -> None:
+    hmm = make_hmm(how_made(shape, 4, monkeypatch), transitions, scale=0.7)
     hmm.log_emit[3, 0] = -200.0
     text = tokens()
     text[0, 2] = 3
+    there = hmm.to(DEVICE, torch.float32)
     truth = inference.counts(hmm, text, implementation="reference")
-    ours = inference.counts(hmm.to(DEVICE, torch.float32), text.to(DEVICE), implementation="kernel")
+    ours = inference.counts(there, text.to(DEVICE), implementation="kernel")
     close(ours.log_evidence, truth.log_evidence)
     for one, other in zip(ours.fields(), truth.fields(), strict=True):
         close(one, other)
+    best = inference.viterbi(there, text.to(DEVICE), implementation="kernel")
+    close(best.log_prob, inference.viterbi(hmm, text).log_prob)
+
+
+@pytest.mark.parametrize("transitions", TRANSITIONS)
+def test_a_row_that_loses_digits_only_on_the_way_back(transitions: str) -> None:
+    """A state that hardly goes where the text goes, beside others that do: counts begin again."""
+    hmm = make_hmm(BLOCKS, transitions, scale=0.7)
+    rows = BLOCKS.rows
+    far, into = int(rows[0, 0]), rows[1][rows[1] >= 0]
+    if isinstance(hmm.transitions, Factored):
+        left, right = (part.clone() for part in hmm.transitions.fields()[:2])
+        left[far, 0], right[:, 0] = 250.0, 1.0
+        right[into, 0] = 0.0
+        hmm = replace(hmm, transitions=Factored.normalise(left, right))
+    else:
+        hmm.transitions.log_trans[far, into] -= 250.0
+        hmm.transitions.log_trans[far] -= hmm.transitions.log_trans[far].logsumexp(0)
+    text = tokens()
+    text[1, 3:6] = torch.tensor([0, 1, 0])  # words of the two blocks
+    there = hmm.to(DEVICE, torch.float32)
+    passes = dispatch.kernel_passes(Chain(there, text.to(DEVICE)), back=True)
+    assert not passes.forward(0, 9, None, keep=False).low.any()
+    truth = inference.counts(hmm, text, implementation="reference")
+    ours = inference.counts(there, text.to(DEVICE), implementation="kernel")
+    close(ours.log_evidence, truth.log_evidence)
+    for one, other in zip(ours.fields(), truth.fields(), strict=True):
+        close(one / other.abs().max(), other / other.abs().max())
+
+
+def test_a_kernel_that_fails(monkeypatch) -> None:
+    """By itself the plain implementation answers and says so once; who asked for it is told why."""
+    hmm = make_hmm(BLOCKS, "dense", dtype=torch.float32).to(DEVICE)
+    text = tokens().to(DEVICE)
+    truth = inference.log_prob(hmm, text, implementation="scaled")
+
+    def fail(*given, **more):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+
+    monkeypatch.setattr(block_kernels.kernel, "emissions_of", fail)
+    with pytest.raises(InputError, match=r"it failed \(OutOfMemoryError.*2 GiB.*; use scaled"):
+        inference.log_prob(hmm, text, implementation="kernel")
+    with pytest.raises(InputError, match="use reference"):
+        inference.viterbi(hmm, text, implementation="kernel")
+    real = dispatch.choose
+
+    def choose(name: str, *given):
+        return ("kernel", "it is a test") if name == "auto" else real(name, *given)
+
+    monkeypatch.setattr(dispatch, "choose", choose)
+    monkeypatch.setattr(dispatch, "_told", set())
+    with pytest.warns(UserWarning, match="Kernels failed, so scaled runs, slower: OutOfMemory"):
+        ours = inference.log_prob(hmm, text)
+    close(ours.log_evidence, truth.log_evidence)
+    for name in ("filter", "smooth", "counts", "sample_paths", "viterbi"):
+        getattr(inference, name)(hmm, text)  # another warning would be an error
+    monkeypatch.setattr(block_kernels.kernel, "emissions_of", lambda *given: 1 / 0)
+    with pytest.raises(ZeroDivisionError):  # that is a fault of ours, and not to be hidden
+        inference.log_prob(hmm, text)
 
 
 def test_what_no_kernel_takes() -> None:

@@ -23,12 +23,13 @@ class BlockKernel:
     """Chains on a GPU whose words are in blocks of K states, or all have the same K, in float32.
 
     Tokens may be missing where there is one block. Steps between the same two blocks share a tile.
+    Only `back` passes have a way back.
     """
 
     arithmetic = scaled
 
-    def __init__(self, chain: Chain) -> None:
-        self.chain = chain
+    def __init__(self, chain: Chain, back: bool = False) -> None:
+        self.chain, self.back = chain, back
         support, table = chain.hmm.support, chain.hmm.transitions
         self.rows, self.here = support.rows, support.row_of_word[chain.tokens]
         through = chain.active & ~chain.restart
@@ -122,8 +123,6 @@ class BlockKernel:
             begin = max(end - self.stretch, start)
             place = slice(begin - start, end - start)
             (where, squares), ends = self._tiles(begin, end), self._ends(begin, end)
-            if squares.turned is None:
-                squares = squares._replace(turned=squares.probs.mT.contiguous())
             emissions = self._emissions(begin, end)
             previous = messages[:, begin - start - 1] if begin > start else before
             if previous is None:
@@ -193,6 +192,7 @@ class BlockKernel:
         if where.shared.there_are:
             given = (squares, where, passed.joints, pairs)
             left, right = counts_kernel.shared_counts(*given, *self.factors)
+            self.kept = {}  # for the turned tiles are gone
             sums.fields[0].add_(left)
             sums.fields[1].add_(right)
         # A step that another follows is left as often as it is there.
@@ -217,9 +217,9 @@ class BlockKernel:
             where = kernel.share(kernel.Map(self.rows, here.contiguous(), before.contiguous()))
             fields = self.chain.hmm.transitions.fields()
             if self.factors is None:
-                made = kernel.squares_of_table(fields[0], where, turned=False)
+                made = kernel.squares_of_table(fields[0], where, turned=self.back)
             else:
-                made = kernel.squares_of_factors(*self.factors, fields[2], where, turned=False)
+                made = kernel.squares_of_factors(*self.factors, fields[2], where, turned=self.back)
             self.kept = {(begin, end): (where, made)}
         return self.kept[begin, end]
 

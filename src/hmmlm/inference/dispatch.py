@@ -1,14 +1,15 @@
 """Which implementation answers, and why."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from hmmlm.errors import InputError
 from hmmlm.inference.chain import Chain
 from hmmlm.inference.recursion import DenseScaled, Passes, Stepwise
-from hmmlm.ops.kernels import is_interpreted, why_not
+from hmmlm.ops.kernels import describe, is_interpreted, why_not
 from hmmlm.ops.messages import reference, scaled
 
 if TYPE_CHECKING:
@@ -46,9 +47,50 @@ def choose(
     if implementation == KERNEL and chain is not None:
         reason = why_no_kernel(chain)
         if reason is not None:
-            plain = "scaled" if "scaled" in offered else offered[0]
-            raise InputError(f"implementation is 'kernel' but {reason}; use {plain}, or auto.")
+            raise InputError(
+                f"implementation is 'kernel' but {reason}; use {plain_of(offered)}, or auto."
+            )
     return implementation, "asked for"
+
+
+T = TypeVar("T")
+_told: set[str] = set()
+
+
+def answer(
+    implementation: str, offered: tuple[str, ...], chain: Chain, run: Callable[[str], T]
+) -> tuple[T, str]:
+    """What an implementation that fits says of a chain, and its name.
+
+    Where kernels fail, out of memory or because they cannot be compiled, the plain implementation
+    answers, and a warning says so once; kernels that were asked for by name are refused.
+    """
+    name, _ = choose(implementation, offered, chain)
+    if name != KERNEL:
+        return run(name), name
+    try:
+        return run(name), name
+    except InputError:
+        raise
+    except Exception as error:
+        if not isinstance(error, RuntimeError) and "triton" not in type(error).__module__:
+            raise
+        kind, reason = type(error).__name__, describe(error)
+    # Out of the handler, whose traceback would keep the tensors of the attempt.
+    plain = plain_of(offered)
+    if implementation == KERNEL:
+        raise InputError(f"implementation is 'kernel' but it failed ({reason}); use {plain}.")
+    if chain.hmm.device.type == "cuda":
+        torch.cuda.empty_cache()
+    if kind not in _told:
+        _told.add(kind)
+        warnings.warn(f"Kernels failed, so {plain} runs, slower: {reason}", stacklevel=3)
+    return run(plain), plain
+
+
+def plain_of(offered: tuple[str, ...]) -> str:
+    """What runs without kernels."""
+    return "scaled" if "scaled" in offered else offered[0]
 
 
 def why_no_kernel(chain: Chain) -> str | None:
@@ -71,7 +113,7 @@ WIDEST = 1024
 """States of a block at most: a message of more does not fit where a program keeps it."""
 
 
-def kernel_passes(chain: Chain) -> "BlockKernel | DenseKernel":
+def kernel_passes(chain: Chain, back: bool = False) -> "BlockKernel | DenseKernel":
     """The passes by kernels; Triton is imported here, which need not be there."""
     if chain.dense and chain.hmm.num_states > ONE_TILE:
         from hmmlm.inference.dense_kernels import DenseKernel
@@ -79,13 +121,13 @@ def kernel_passes(chain: Chain) -> "BlockKernel | DenseKernel":
         return DenseKernel(chain)
     from hmmlm.inference.block_kernels import BlockKernel
 
-    return BlockKernel(chain)
+    return BlockKernel(chain, back)
 
 
-def recursion(chain: Chain, name: str) -> Passes:
-    """The forward-backward passes of an implementation over a chain."""
+def recursion(chain: Chain, name: str, *, back: bool = False) -> Passes:
+    """The passes of an implementation over a chain: forward, and `back` if that is wanted."""
     if name == KERNEL:
-        return kernel_passes(chain)
+        return kernel_passes(chain, back)
     if name == "reference":
         return Stepwise(chain, reference)
     if chain.dense and chain.table.is_resident:

@@ -1,6 +1,7 @@
 """Scoring and filtering: the forward pass."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -11,7 +12,7 @@ from hmmlm.hmm import HMM
 from hmmlm.inference.chain import Chain, all_states
 from hmmlm.inference.dispatch import (
     WITH_KERNEL,
-    choose,
+    answer,
     recursion,
     stretches,
 )
@@ -40,9 +41,9 @@ def log_prob(
     O(Z^2).
     """
     chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id, restart=restart)
-    name, _ = choose(implementation, (*WITH_KERNEL, SCAN), chain)
+    offered = (*WITH_KERNEL, SCAN)
     with torch.no_grad():
-        result = score_chain(chain, name)
+        result, name = answer(implementation, offered, chain, partial(score_chain, chain))
 
     def gradients(grad: Tensor) -> tuple[Tensor, ...]:
         from hmmlm.inference.smoothing import chain_counts
@@ -67,10 +68,10 @@ def filter(
 ) -> StateProbs:
     """p(z_t | x_1..t) at every step. O(T K^2) time per row; memory as `log_prob`."""
     chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id, restart=restart)
-    name, _ = choose(implementation, (*WITH_KERNEL, SCAN), chain)
     with torch.no_grad():
         result = empty_state_probs(chain)
-        scores = score_chain(chain, name, record=result)
+        run = partial(score_chain, chain, record=result)
+        scores, _ = answer(implementation, (*WITH_KERNEL, SCAN), chain, run)
     return without_gradient(with_scores(result, scores), "filter(...)", hmm)
 
 

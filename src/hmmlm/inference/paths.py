@@ -1,12 +1,14 @@
 """State paths: the best one, and draws from the posterior."""
 
+from functools import partial
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hmmlm.hmm import HMM
 from hmmlm.inference.chain import Chain, all_states
-from hmmlm.inference.dispatch import KERNEL, WITH_KERNEL, choose, kernel_passes, recursion
+from hmmlm.inference.dispatch import KERNEL, WITH_KERNEL, answer, kernel_passes, recursion
 from hmmlm.inference.gradients import without_gradient
 from hmmlm.ops.viterbi import best_predecessors
 from hmmlm.results import Belief, BestPath, PathSamples
@@ -28,9 +30,8 @@ def viterbi(
     O(T K^2) time and O(T K) memory per row.
     """
     chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id, restart=restart)
-    name, _ = choose(implementation, ("reference", KERNEL), chain)
     with torch.no_grad():
-        result = _viterbi(chain) if name == "reference" else _viterbi_by_kernel(chain)
+        result, _ = answer(implementation, ("reference", KERNEL), chain, partial(_best, chain))
     return without_gradient(result, "viterbi(...)", hmm)
 
 
@@ -51,9 +52,13 @@ def sample_paths(
     Rows of probability zero give states of -1. O(T K (K + N)) time, O(T (K + N)) memory per row.
     """
     chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id, restart=restart)
-    name, _ = choose(implementation, WITH_KERNEL, chain)
+    run = partial(_sample_paths, chain, num_samples=num_samples, generator=generator)
     with torch.no_grad():
-        return PathSamples(_sample_paths(chain, name, num_samples, generator))
+        return PathSamples(answer(implementation, WITH_KERNEL, chain, run)[0])
+
+
+def _best(chain: Chain, name: str) -> BestPath:
+    return _viterbi_by_kernel(chain) if name == KERNEL else _viterbi(chain)
 
 
 def _viterbi(chain: Chain) -> BestPath:

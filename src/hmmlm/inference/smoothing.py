@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hmmlm.hmm import HMM
 from hmmlm.inference.chain import Chain
-from hmmlm.inference.dispatch import WITH_KERNEL, choose, recursion, stretches
+from hmmlm.inference.dispatch import WITH_KERNEL, answer, recursion, stretches
 from hmmlm.inference.evidence import (
     LastMessage,
     empty_state_probs,
@@ -22,7 +22,7 @@ from hmmlm.inference.gradients import without_gradient
 from hmmlm.inference.recursion import SUMMED, Backward, Forward, Passes
 from hmmlm.inference.scan import SCAN, Scan
 from hmmlm.ops.links import CountSums, gather
-from hmmlm.results import Belief, Counts, FactoredCounts, StateProbs
+from hmmlm.results import Belief, Counts, FactoredCounts, LogProb, StateProbs
 
 KEPT = 1 << 24
 """Cells of the forward messages that `counts` keeps at a time, unless sqrt(T) steps need more."""
@@ -40,16 +40,17 @@ def smooth(
 ) -> StateProbs:
     """p(z_t | x_1..T) at every step. O(T K^2) time and O(T K) memory per row."""
     chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id, restart=restart)
-    name, _ = choose(implementation, (*WITH_KERNEL, SCAN), chain)
     with torch.no_grad():
         result = empty_state_probs(chain)
-        if name == SCAN:
+
+        def run(name: str) -> LogProb:
+            if name != SCAN:
+                return run_rows(chain, name, _smooth_rows, result)
             scan = Scan(chain)
             ends, doubt = scan.backward()
-            run = partial(_smooth_rows, ends=ends)
-            scores = run_pieces(scan, run, _smooth_rows, doubt, result)
-        else:
-            scores = run_rows(chain, name, _smooth_rows, result)
+            return run_pieces(scan, partial(_smooth_rows, ends=ends), _smooth_rows, doubt, result)
+
+        scores, _ = answer(implementation, (*WITH_KERNEL, SCAN), chain, run)
         result = _erase_impossible(chain, with_scores(result, scores))
     return without_gradient(result, "smooth(...)", hmm)
 
@@ -72,9 +73,8 @@ def counts(
     float64 where there are many.
     """
     chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id, restart=restart)
-    name, _ = choose(implementation, WITH_KERNEL, chain)
     with torch.no_grad():
-        result = chain_counts(chain, name)
+        result, _ = answer(implementation, WITH_KERNEL, chain, partial(chain_counts, chain))
     return result._replace(
         log_evidence=without_gradient(result.log_evidence, "counts(...).log_evidence", hmm),
         belief=without_gradient(result.belief, "counts(...).belief", hmm),
@@ -92,7 +92,7 @@ def _smooth_rows(
 ) -> Bool[Tensor, " B"]:
     """Forward and backward; `ends` are backward messages at the last step, if not all ones."""
     assert record is not None
-    passes = recursion(chain, name)
+    passes = recursion(chain, name, back=True)
     forward = passes.forward(0, chain.steps, None, keep=True)
     scores.copy_(forward.log_probs)
     final.visit_all(forward.messages, passes.leave)
@@ -132,7 +132,7 @@ def chain_counts(chain: Chain, name: str, weights: Float[Tensor, " B"] | None = 
 
 def _counts(chain: Chain, name: str, weights: Float[Tensor, " B"]) -> tuple[Counts, LastMessage]:
     """The counts in the type they were summed in."""
-    passes = recursion(chain, name)
+    passes = recursion(chain, name, back=True)
     whole = chain.dense or any(chain.wide)
     width = chain.hmm.num_states if whole else chain.hmm.support.width
     size = max(isqrt(chain.steps - 1) + 1, KEPT // (chain.batch * width), 1)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
+from textwrap import shorten
 
 import torch
 from torch import Tensor
@@ -46,16 +47,25 @@ def lacking(device: torch.device) -> str | None:
     return None
 
 
+def describe(error: BaseException) -> str:
+    """What went wrong, in a line: before a capture failed to end, something broke it."""
+    while error.__context__ is not None and "capture" in str(error):
+        error = error.__context__
+    # Triton's compiler quotes source before it says what is wrong with it.
+    said = getattr(error, "error_message", None) or str(error) or "no reason was given"
+    return shorten(f"{type(error).__name__}: {said.strip().splitlines()[0]}", 240)
+
+
 def is_interpreted() -> bool:
     """Whether Triton's interpreter runs the kernels, on a CPU: small tiles are faster there."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def product(one: Tensor, other: Tensor) -> Tensor:
+def product(one: Tensor, other: Tensor, out: Tensor | None = None) -> Tensor:
     """A product of matrices summed in float32."""
     if one.dtype == torch.float32:
-        return one @ other
-    return torch.mm(one, other, out_dtype=torch.float32)
+        return torch.mm(one, other, out=out)
+    return torch.mm(one, other, out_dtype=torch.float32, out=out)
 
 
 def precision_of(operand: Tensor) -> str:

@@ -4,7 +4,6 @@ import gc
 import warnings
 from collections.abc import Callable
 from inspect import signature
-from textwrap import shorten
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from hmmlm.data.batches import Batch
 from hmmlm.errors import InputError
 from hmmlm.inference.kernels import count
-from hmmlm.ops.kernels import why_not
+from hmmlm.ops.kernels import describe, why_not
 from hmmlm.train.loop import Step, TrainSettings
 from hmmlm.train.loss import LEVELS, HmmLoss
 
@@ -210,15 +209,6 @@ def pack(batch: Batch) -> Tensor:
 def unpack(packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     steps = packed.shape[1] // 2
     return packed[:, :steps].long(), packed[:, steps:-1] > 0, packed[:, -1].long()
-
-
-def describe(error: BaseException) -> str:
-    """What went wrong, in a line: before a capture failed to end, something broke it."""
-    while error.__context__ is not None and "capture" in str(error):
-        error = error.__context__
-    # Triton's compiler quotes source before it says what is wrong with it.
-    said = getattr(error, "error_message", None) or str(error) or "no reason was given"
-    return shorten(f"{type(error).__name__}: {said.strip().splitlines()[0]}", 240)
 
 
 def why_no_graph(loss: object, model: nn.Module, settings: TrainSettings, ranks: int) -> str | None:

@@ -12,9 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hmmlm.data.batches import Batch
 from hmmlm.errors import InputError
-from hmmlm.ops.kernels import why_not, without_kernels
+from hmmlm.ops.kernels import describe, why_not, without_kernels
 from hmmlm.train.distributed import ONE, Ranks
-from hmmlm.train.graph import Failed, GraphedSteps, describe, why_no_graph
+from hmmlm.train.graph import Failed, GraphedSteps, why_no_graph
 from hmmlm.train.loop import Batches, Progress, Step, Training, TrainSettings
 from hmmlm.train.loss import HmmLoss
 

@@ -17,6 +17,9 @@ from torch import Tensor
 from hmmlm.ops.kernels import is_interpreted, precision_of, product
 from hmmlm.ops.messages.scaled import lowest
 
+FUSED = 1024
+"""States up to which a product in the kernel that uses it beats one by torch before it."""
+
 PRODUCT, MADE, BEST = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 """How a step is made: a product in the kernel, one made before it, or the largest for the sum."""
 
@@ -295,6 +298,16 @@ def run(
     steps.enter(message)
     if back:
         steps.enter_back(None)
+    if back and steps.how == MADE.value and tokens.is_cuda:
+        # Neither pass fills the device, so that they run side by side.
+        here, other = torch.cuda.current_stream(), torch.cuda.Stream()
+        other.wait_stream(here)
+        for time in range(steps.steps):
+            steps.take(time, None)
+            with torch.cuda.stream(other):
+                steps.take(None, steps.steps - time)
+        here.wait_stream(other)
+        return steps.passed()
     for time in range(steps.steps):
         steps.take(time, steps.steps - time if back else None)
     return steps.passed()
@@ -351,7 +364,7 @@ class _Steps:
     ) -> None:
         operand, self.matrix = matrix.probs.dtype, matrix
         if fused is None:
-            fused = operand != torch.float32
+            fused = operand != torch.float32 and len(matrix.sums) <= FUSED
         (self.batch, self.steps), self.states = tokens.shape, len(matrix.sums)
         self.how = (BEST if best else PRODUCT if fused else MADE).value
         self.shape = _shape(self.states, self.how)
@@ -396,9 +409,9 @@ class _Steps:
         weights = self.messages if self.weights is None else self.weights
         if self.how == MADE.value:
             if ahead is not None:
-                torch.mm(self.messages[:, ahead], probs, out=self.made)
+                product(self.messages[:, ahead], probs, out=self.made)
             if behind is not None and behind < self.steps:
-                torch.mm(weights[:, behind + 1], probs.T, out=self.made_back)
+                product(weights[:, behind + 1], probs.T, out=self.made_back)
         initial, log_emit, tokens = self.given
         grid = (
             triton.cdiv(self.batch, self.shape["ROWS"]),
@@ -456,9 +469,8 @@ def _shape(states: int, how: int) -> dict[str, int]:
     if is_interpreted():
         return {"ROWS": 16, "COLUMNS": 16, "INNER": 16, "num_warps": 4, "num_stages": 2}
     if how == BEST.value:
-        return {"ROWS": 16, "COLUMNS": 128, "INNER": 8, "num_warps": 4, "num_stages": 3}
+        return {"ROWS": 8, "COLUMNS": 128, "INNER": 16, "num_warps": 4, "num_stages": 3}
     if how == MADE.value:
-        return {"ROWS": 16, "COLUMNS": 128, "INNER": 16, "num_warps": 4, "num_stages": 1}
-    if states <= 1024:
-        return {"ROWS": 16, "COLUMNS": 64, "INNER": 128, "num_warps": 4, "num_stages": 3}
-    return {"ROWS": 128, "COLUMNS": 128, "INNER": 64, "num_warps": 8, "num_stages": 4}
+        return {"ROWS": 8, "COLUMNS": 256, "INNER": 16, "num_warps": 4, "num_stages": 1}
+    rows = 16 if states <= 512 else 32
+    return {"ROWS": rows, "COLUMNS": 64, "INNER": 128, "num_warps": 4, "num_stages": 3}
