@@ -118,10 +118,6 @@ def _dense(
     starts = restart.flatten().to(flat.dtype) @ flat
     fields = (counts,)
     if not isinstance(table, Dense):
-        left, right = table.left.to(operand), table.right.to(operand)
-        fields = (
-            product(counts.to(operand), right),
-            product(counts.to(operand).T, left),
-            -counts.sum(1),
-        )
+        left, right, narrow = (part.to(operand) for part in (table.left, table.right, counts))
+        fields = (product(narrow, right), product(narrow.T, left), -counts.sum(1))
     return KernelCounts(met.log_scales, (starts, *fields, emit), (passed.low > 0).any(0))

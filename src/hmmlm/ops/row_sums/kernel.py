@@ -10,7 +10,10 @@ import triton.language as tl
 from torch import Tensor
 
 CHUNK = 64
-"""Rows of a key that one program sums."""
+"""Rows of a key that one program sums, where there are many rows."""
+
+FEW = 2048
+"""Rows up to which each key has one program, whatever it has to sum."""
 
 
 @triton.jit
@@ -26,8 +29,8 @@ def _sum_some(order, start, stop, rows, columns, K, SIDE: tl.constexpr, SOME: tl
 
 @triton.jit
 def _sum(
-    order, begins, ends, before, key_of, rows, table, parts, M, K,
-    CHUNK: tl.constexpr, SIDE: tl.constexpr, SOME: tl.constexpr,
+    order, begins, ends, before, key_of, rows, table, parts, M, K, CHUNK,
+    SIDE: tl.constexpr, SOME: tl.constexpr,
 ):  # fmt: skip
     """The first chunk of a key, into the table; or a further one, into a place of its own."""
     number = tl.program_id(0).to(tl.int64)
@@ -79,21 +82,23 @@ def sum_rows(keys: Tensor, rows: Tensor, count: int) -> Tensor:
 def sum_ordered(order: Tensor, begins: Tensor, ends: Tensor, rows: Tensor) -> Tensor:
     """(M, K): the sum of rows[order[begin:end]] for each begin and end, which do not overlap."""
     rows, (keys, width) = rows.contiguous(), (len(begins), rows.shape[1])
+    table = torch.empty(keys, width, device=rows.device)
+    edge = min(1024, max(16, triton.next_power_of_2(width)))
+    columns = triton.cdiv(width, edge)
+    shape = {"SIDE": edge, "SOME": max(8, min(32, 8192 // edge)), "num_warps": 4}
+    if len(order) <= FEW:
+        _sum[(keys, columns)](
+            order, begins, ends, order, order, rows, table, table, keys, width, FEW, **shape
+        )
+        return table
     more = len(order) // CHUNK  # further chunks there can be
     further = ((ends - begins - 1) // CHUNK).clamp(min=0)
     before = torch.nn.functional.pad(further.cumsum(0), (1, 0))  # (M + 1,)
     chunks = torch.arange(more, device=order.device)
     key_of = torch.searchsorted(before[1:], chunks, right=True)  # M where there is no such chunk
-    table = torch.empty(keys, width, device=rows.device)
-    parts = torch.empty(max(1, more), width, device=rows.device)
-    edge = min(256, max(16, triton.next_power_of_2(width)))
-    columns = triton.cdiv(width, edge)
+    parts = torch.empty(more, width, device=rows.device)
     _sum[(keys + more, columns)](
-        order, begins, ends, before, key_of, rows, table, parts, keys, width,
-        CHUNK=CHUNK, SIDE=edge, SOME=16, num_warps=4,
-    )  # fmt: skip
-    if more:
-        _join[(more, columns)](
-            before, key_of, table, parts, keys, width, SIDE=edge, SOME=8, num_warps=4
-        )
+        order, begins, ends, before, key_of, rows, table, parts, keys, width, CHUNK, **shape
+    )
+    _join[(more, columns)](before, key_of, table, parts, keys, width, **shape)
     return table

@@ -213,9 +213,9 @@ def factor_counts(
         by_row = _ordered(where.here, rows)
     parts, edge = squares.shrink.shape[1], side(slots)
     gradients = []
+    # The step after each of a row's steps is one that leaves it, so one order serves both.
+    chunks = _Chunks(*by_row, number, where.rows, parts * edge, width)
     for is_left, factors in ((True, right), (False, left)):
-        # The step after each of a row's steps is one that leaves it.
-        chunks = _Chunks(*by_row, number, where.rows, parts * edge, width)
         _add_counts[(chunks.most, parts, triton.cdiv(width, wide))](
             chunks.order, chunks.offsets, chunks.firsts, rows, chunks.length, int(is_left),
             where.here.shape[1], slots, width, number, where.rows, where.here, where.before,
