@@ -1,7 +1,7 @@
 """Whole training steps, beside the products in them.
 
 `ptb-z32768-m128-d50-b512tok` is Chiu & Rush's network at width 256, 10,000 words, 128 blocks
-with half of the states kept, 512 tokens in packed rows of 64; `slim-z512-v32000-b200-t64-lowrank`
+with half of the states kept, 512 tokens in packed rows of 64, or of 16 with `-t16`; `slim-z512-v32000-b200-t64-lowrank`
 is Lee & Berg-Kirkpatrick's setting, dense. A step is everything: kept states, tables, recursion,
 gradient, clip, AdamW. `ms` is the step on the device, `loop_ms` what the training loop waits for.
 
@@ -38,12 +38,15 @@ CASES = (
     "ptb-z16384-m128-d50-b512tok",
     "ptb-z32768-m128-d50-b512tok",
     "ptb-z65536-m128-d50-b512tok",
+    "ptb-z32768-m128-d50-b512tok-t16",
+    "ptb-z32768-m128-d50-b512tok-t256",
+    "ptb-z32768-m128-d50-b512tok-t512",
     "slim-z512-v32000-b200-t64-scalar",
     "slim-z512-v32000-b200-t64-lowrank",
     "slim-z4096-v32000-b200-t64-lowrank",
 )
 SMOKE = ("ptb-z64-m4-d50-b64tok", "slim-z16-v40-b2-t8-scalar")
-BLOCKS = r"ptb-z(\d+)-m(\d+)-d(\d+)-b(\d+)tok"
+BLOCKS = r"ptb-z(\d+)-m(\d+)-d(\d+)-b(\d+)tok(?:-t(\d+))?"
 DENSE = r"slim-z(\d+)-v(\d+)-b(\d+)-t(\d+)-(scalar|lowrank)"
 PATTERN = re.compile(f"{BLOCKS}|{DENSE}")
 WIDTH, LENGTH, SENTENCE = 256, 64, 22
@@ -109,8 +112,9 @@ def make(name: str, device: torch.device) -> tuple[torch.nn.Module, Support, lis
     """The model of a case and eight batches of words with Zipf's frequencies."""
     generator = torch.Generator().manual_seed(0)
     if found := re.fullmatch(BLOCKS, name):
-        states, blocks, percent, tokens = map(int, found.groups())
-        words, size, dropout = 10_000, (max(1, tokens // LENGTH), LENGTH), percent / 100
+        states, blocks, percent, tokens = map(int, found.groups()[:4])
+        length = int(found.group(5) or LENGTH)
+        words, size, dropout = 10_000, (max(1, tokens // length), length), percent / 100
         sizes = torch.rand(blocks, generator=generator).exp() ** 2
         clusters = torch.multinomial(sizes, words - blocks, True, generator=generator)
         clusters = torch.cat([torch.arange(blocks), clusters])
