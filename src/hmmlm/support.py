@@ -72,6 +72,22 @@ class Support:
         return self.rows[self.row_of_word[words]]
 
     @cached_property
+    def word_keys(self) -> Int[Tensor, " V"]:
+        """A number for each word that orders words by row first: V row + word."""
+        words = torch.arange(self.vocab_size, device=self.rows.device)
+        return self.row_of_word * self.vocab_size + words
+
+    @cached_property
+    def row_keys(self) -> Int[Tensor, " R+1"]:
+        """Where the words of each row begin among the keys of words, and where they end."""
+        return torch.arange(len(self.rows) + 1, device=self.rows.device) * self.vocab_size
+
+    @cached_property
+    def places(self) -> Int[Tensor, " R*K"]:
+        """The state in each slot of each row; padding stands for one after the last."""
+        return self.rows.flatten() % (self.num_states + 1)
+
+    @cached_property
     def state_words(self) -> StateWords:
         """The inverse map, from a state to its words. O(V K) memory."""
         states = self.rows[self.row_of_word]  # (V, K)

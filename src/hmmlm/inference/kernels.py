@@ -59,12 +59,9 @@ def _blocks(
     passed = kernel.run(squares, where, hmm.log_init, emissions, ends, both=True)
     met = kernel.meet(squares, emissions, passed, where, ends, times)
     # One order serves rows of the map and words, which are parts of them.
-    words = hmm.vocab_size
-    ordered, order = (here * words + tokens).flatten().sort()
-    rows = torch.arange(len(support.rows) + 1, device=tokens.device)
-    offsets = torch.searchsorted(ordered, rows * words)
-    flat = met.posteriors.flatten(0, 1)
-    keys = support.row_of_word * words + torch.arange(words, device=tokens.device)
+    ordered, order = support.word_keys[tokens].flatten().sort()
+    offsets = torch.searchsorted(ordered, support.row_keys)
+    flat, keys = met.posteriors.flatten(0, 1), support.word_keys
     begin, end = (torch.searchsorted(ordered, keys, right=right) for right in (False, True))
     emit = sum_ordered(order, begin, end, flat)
     # Of starts, and of steps that another follows: their transitions are as many as they are.
@@ -73,7 +70,9 @@ def _blocks(
     kinds = torch.stack([restart & active, followed]).flatten(1).to(flat.dtype)  # (2, N)
     both = (flat[:, None, :] * kinds.T[:, :, None]).flatten(1)  # (N, 2 K)
     both = sum_ordered(order, offsets[:-1], offsets[1:], both).unflatten(1, (2, -1))
-    starts, leaving = (_by_state(hmm, both[:, kind]) for kind in range(2))
+    by_state = flat.new_zeros(2, hmm.num_states + 1)  # the last is for padding
+    by_state[:, support.places] = both.transpose(0, 1).flatten(1)
+    starts, leaving = by_state[:, :-1]
     low = passed.low.any(0) | (emissions.low > 0)
     if isinstance(table, Dense):
         counts = counts_kernel.table_counts(
@@ -90,13 +89,6 @@ def _rows(table: Factored, operand: torch.dtype) -> Float[Tensor, "Z Z"]:
     """log p(to | from), whose factors are exact in the type of the operands."""
     logits = product(table.left.to(operand), table.right.to(operand).T)
     return logits.sub_(table.log_norm[:, None])
-
-
-def _by_state(hmm: HMM, counts: Float[Tensor, "R K"]) -> Float[Tensor, " Z"]:
-    """Counts by row and slot as counts by state; padding counts nothing."""
-    total = counts.new_zeros(hmm.num_states + 1)  # the last is for padding
-    total[hmm.support.rows.flatten() % len(total)] = counts.flatten()
-    return total[:-1]
 
 
 def _dense(

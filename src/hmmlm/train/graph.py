@@ -160,8 +160,9 @@ class GraphedSteps:
         torch.autograd.backward(hmm.fields(), counted.fields)
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
-        fine = torch.isfinite(norm) & torch.isfinite(value) & ~counted.low.any()
-        self.skip.copy_(~fine)
+        numbers = norm + value
+        # A number less itself is zero, unless it is not finite; each call is a kernel of its own.
+        self.skip.copy_((numbers - numbers != 0) | counted.low.any())
         self.scale.copy_(((norm + 1e-6) / self.settings.clip).clamp(min=1.0))
         answer = torch.stack([value.float(), norm.float(), self.skip])
         # The fused step divides gradients by the one and does nothing if the other is 1.

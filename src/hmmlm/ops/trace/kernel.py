@@ -44,7 +44,8 @@ def _trace(
     state = tl.load(given + path).to(tl.int32)
     places = tl.arange(0, BLOCK)
     number = tl.full([], -1, tl.int64)
-    for back in range(FROM, end + 1):
+    # A row that ended before this stretch has nothing in it.
+    for back in range(tl.where(end > 0, FROM, 1), end + 1):
         slot = end + FROM - back
         slot_at = row * (C + 1) + slot
         if slot < end:
