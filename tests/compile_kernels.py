@@ -40,9 +40,7 @@ POINTERS = {
 compiled: set[str] = set()
 
 
-def compile_instead(
-    self, *args, grid, warmup, num_warps=4, num_stages=3, maxnreg=None, **constants
-) -> None:
+def compile_instead(self, *args, grid, warmup, num_warps=4, num_stages=3, **constants) -> None:
     given = dict(zip(self.arg_names, args, strict=False)) | constants
     signature, fixed, attributes = {}, {}, {}
     for place, parameter in enumerate(self.params):
@@ -63,7 +61,7 @@ def compile_instead(
         return
     compiled.add(key)
     source = ASTSource(self, signature, fixed, attributes)
-    options = {"num_warps": num_warps, "num_stages": num_stages, "maxnreg": maxnreg}
+    options = {"num_warps": num_warps, "num_stages": num_stages}
     made = triton.compile(source, target=TARGET, options=options)
     assert made.metadata.shared <= SHARED, f"{key} needs {made.metadata.shared:,} shared bytes"
 

@@ -1,9 +1,10 @@
 """Whole training steps, beside the products in them.
 
 `ptb-z32768-m128-d50-b512tok` is Chiu & Rush's network at width 256, 10,000 words, 128 blocks
-with half of the states kept, 512 tokens in packed rows of 64, or of 16 with `-t16`; `slim-z512-v32000-b200-t64-lowrank`
-is Lee & Berg-Kirkpatrick's setting, dense. A step is everything: kept states, tables, recursion,
-gradient, clip, AdamW. `ms` is the step on the device, `loop_ms` what the training loop waits for.
+with half of the states kept, 512 tokens in packed rows of 64, or of 16 with `-t16`;
+`slim-z512-v32000-b200-t64-lowrank` is Lee & Berg-Kirkpatrick's setting, dense. A step is
+everything: kept states, tables, recursion, gradient, clip, AdamW. `ms` is the step on the device,
+`loop_ms` what the training loop waits for.
 
 The floor is the arithmetic that no way around is known for, at the rate that a large bf16 product
 reaches in the same run, and the bytes of the weights and AdamW's state, once in and once out, at
@@ -11,6 +12,7 @@ the rate of a copy: of blocks the normaliser's four products over all kept state
 two passes, the pairs, and three products each for transitions and emissions.
 """
 
+import gc
 import re
 import time
 from collections.abc import Iterator
@@ -56,6 +58,7 @@ AGREES = 1e-3
 
 def measure(name: str, bench: Bench) -> Iterator[dict]:
     if bench.is_gpu:
+        gc.collect()  # the graphs of the case before
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     model, support, batches, dropout = make(name, bench.device)

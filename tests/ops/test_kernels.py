@@ -65,7 +65,9 @@ def leaves(*tensors: Tensor) -> list[Tensor]:
     return [tensor.to(DEVICE).requires_grad_() for tensor in tensors]
 
 
-@pytest.mark.parametrize("size", [(1, 1, 1), (3, 17, 5), (63, 257, 16), (40, 2100, 33)])
+@pytest.mark.parametrize(
+    "size", [(1, 1, 1), (3, 17, 5), (63, 257, 16), (40, 2100, 33), (2100, 40, 33)]
+)
 def test_normaliser(size: tuple[int, int, int], operand: torch.dtype) -> None:
     rows, columns, width = size
     left, right = noise(rows, width), noise(columns, width, seed=1)

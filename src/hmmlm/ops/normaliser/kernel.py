@@ -100,16 +100,17 @@ def _with_mean(
 
 @triton.jit
 def _to_right(
-    left, right, log2_norm, weight, gradient, S, Z,
+    left, right, log2_norm, weight, gradient, S, Z, SPAN,
     H: tl.constexpr, WIDE: tl.constexpr, OWN: tl.constexpr, OTHER: tl.constexpr,
     EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """sum_i weight_i p(j | i) left_i for the columns j of a program."""
+    """sum_i weight_i p(j | i) left_i for the columns j of a program, over a span of rows."""
     own = tl.program_id(0) * OWN + tl.arange(0, OWN)
+    part = tl.program_id(1)
     features = tl.arange(0, WIDE)
     mine = _load(right, own, features, Z, H, EVEN)
     sums = tl.zeros([OWN, WIDE], tl.float32)
-    for start in range(0, S, OTHER):
+    for start in range(part * SPAN, min(part * SPAN + SPAN, S), OTHER):
         others = start + tl.arange(0, OTHER)
         theirs = _load(left, others, features, S, H, EVEN)
         norm = tl.load(log2_norm + others, mask=others < S, other=0.0)
@@ -117,7 +118,7 @@ def _to_right(
         logits = tl.dot(mine, tl.trans(theirs), input_precision=PRECISION) * LOG2E
         counts = tl.exp2(logits - norm[None, :]) * times[None, :]
         sums = tl.dot(counts.to(theirs.dtype), theirs, sums, input_precision=PRECISION)
-    where = gradient + own[:, None] * H + features[None, :]
+    where = gradient + (part * Z + own)[:, None].to(tl.int64) * H + features[None, :]
     tl.store(where, sums, mask=(own < Z)[:, None] & (features < H)[None, :])
 
 
@@ -179,17 +180,21 @@ def log_normaliser_and_mean(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor
 def gradient_of_right(left: Tensor, right: Tensor, norms: Tensor, weight: Tensor) -> Tensor:
     """sum_i weight_i p(j | i) left_i, (Z, H) in float32."""
     rows, columns, tile = len(left), len(right), choose_tile(left)
-    gradient = torch.empty(right.shape, device=left.device)
-    _to_right[(triton.cdiv(columns, tile.own),)](
-        left, right, norms * math.log2(math.e), weight.contiguous(), gradient, rows, columns,
+    spans, span = _spans(columns, rows, tile, each=1)
+    sums = torch.empty(spans, *right.shape, device=left.device)
+    _to_right[(triton.cdiv(columns, tile.own), spans)](
+        left, right, norms * math.log2(math.e), weight.contiguous(), sums, rows, columns, span,
         **_constants(left, right, tile),
     )  # fmt: skip
-    return gradient
+    return sums[0] if spans == 1 else sums.sum(0)
 
 
-def _spans(rows: int, columns: int, tile: Tile) -> tuple[int, int]:
-    """Spans of columns, and their length: few rows alone would leave most of the device idle."""
-    spans = max(1, min(2 * PROCESSORS // triton.cdiv(rows, tile.own), columns // 1024))
+def _spans(rows: int, columns: int, tile: Tile, each: int = 2) -> tuple[int, int]:
+    """Spans of columns, and their length: few rows alone would leave most of the device idle.
+
+    At most so many programs for `each` processor.
+    """
+    spans = max(1, min(each * PROCESSORS // triton.cdiv(rows, tile.own), columns // 1024))
     span = triton.cdiv(triton.cdiv(columns, spans), tile.other) * tile.other
     return triton.cdiv(columns, span), span
 

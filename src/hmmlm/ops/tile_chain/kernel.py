@@ -403,19 +403,13 @@ def _squares(where: Map, turned: bool, *fields, **constants) -> Squares:
     probs = torch.empty(tiles, slots, slots, device=here.device)
     other = torch.empty_like(probs) if turned else None
     log_most = torch.empty(tiles, parts, parts, device=here.device)
-    is_narrow = tensors[0].dtype == torch.bfloat16 and not turned
-    registers = REGISTERS if is_narrow and side(slots) == 128 else None
     _make_squares[(tiles, parts, parts)](
         *tensors, where.rows, before, here, probs, probs if other is None else other, log_most,
         slots, states, width, TURNED=turned, SIDE=side(slots),
-        num_warps=8 if side(slots) > 64 else 4, maxnreg=registers, **constants,
+        num_warps=8 if side(slots) > 64 else 4, **constants,
     )  # fmt: skip
     most = log_most.amax((1, 2))
     return Squares(probs, other, (log_most - most[:, None, None]).exp(), most)
-
-
-REGISTERS = 128
-"""Of a thread that makes large squares of bfloat16: so few that two programs share a processor."""
 
 
 def _tiles(where: Map) -> Tensor:
