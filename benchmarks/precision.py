@@ -4,7 +4,7 @@ Chiu & Rush's network at width 256, 128 blocks, dropout 0.5, 512 tokens a step i
 AdamW at 0.01 with a cosine schedule. A seed draws the weights, the order of the sentences and the
 states that are kept. Curves are the mean loss of each 50 steps, in nats; the perplexity is that of
 the validation text, sentence by sentence, from float32 tables. What bf16 changes is printed beside
-what another seed changes.
+what another seed changes. Then the row sums of the last model, as `gpu/rows` takes them.
 """
 
 import argparse
@@ -17,11 +17,13 @@ from statistics import fmean
 
 import torch
 
-from benchmarks.gpu import append, make_bench
+from benchmarks.gpu import append, make_bench, rows
+from benchmarks.gpu import show as show_line
 from benchmarks.gpu.clock import Bench
 from benchmarks.ptb import Texts, quick_support, read_texts
 from hmmlm.data.batches import Packed
 from hmmlm.evaluate import HmmLM, evaluate
+from hmmlm.hmm import HMM
 from hmmlm.params import mlp
 from hmmlm.train.graph import why_no_graph
 from hmmlm.train.loop import TrainSettings
@@ -38,6 +40,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, required=True, help="the folder of PTB's text")
     parser.add_argument("--states", type=int, default=1 << 15)
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--dtype", choices=PRECISIONS, action="append", help="only this precision")
     parser.add_argument("--steps", type=int, help="stop so early instead of after an epoch")
     parser.add_argument("--smoke", action="store_true", help="few steps of a tiny model")
     parser.add_argument("--commit", help="what to write where git does not know it")
@@ -46,10 +49,11 @@ def main() -> int:
     bench = make_bench(given.smoke, given.commit)
     texts = read_texts(given.data)
     states, steps = (64, 4) if given.smoke else (given.states, given.steps)
-    runs = {}
+    runs, wrong = {}, []
     for seed in range(given.seeds):
-        for precision in PRECISIONS:
-            run = runs[precision, seed] = learn(texts, states, precision, seed, steps, bench)
+        for precision in given.dtype or PRECISIONS:
+            run, hmm = learn(texts, states, precision, seed, steps, bench)
+            runs[precision, seed] = run
             print(
                 f"{precision}, seed {seed}: {run['steps']:,} steps in {run['seconds']:.0f} s, loss "
                 f"{run['losses'][-1]:.4f}, validation perplexity {run['perplexity']:.2f}",
@@ -59,15 +63,21 @@ def main() -> int:
                 append(given.out, run)
     table = compare(runs)
     print(show(table))
-    fine = all(math.isfinite(run["perplexity"]) for run in runs.values())
+    factors = hmm.transitions.fields()[:2]
+    for line in rows.compare(f"rows-z{states}-trained", *factors, hmm.support.rows, bench):
+        print(show_line(line), flush=True)
+        wrong += [line["wrong"]] if "wrong" in line else []
+        if given.out is not None:
+            append(given.out, line)
+    fine = not wrong and all(math.isfinite(run["perplexity"]) for run in runs.values())
     print(json.dumps({"ok": fine, "states": states, "differences": table}))
     return 0 if fine else 1
 
 
 def learn(
     texts: Texts, states: int, precision: str, seed: int, steps: int | None, bench: Bench
-) -> dict:
-    """An epoch, or some steps of it."""
+) -> tuple[dict, HMM]:
+    """An epoch, or some steps of it: the line, and the model's tables."""
     support = quick_support(texts, states, min(BLOCKS, states // 16))
     generator = torch.Generator().manual_seed(seed)
     width = 16 if bench.smoke else WIDTH
@@ -88,7 +98,7 @@ def learn(
     valid = texts.splits["valid"]
     read = HmmLM(hmm, how)
     made = evaluate(read, valid, mode="sentence", eos_id=valid.eos_id, device=bench.device)
-    return {
+    line = {
         "case": f"precision-z{states}",
         "what": "an epoch",
         "dtype": precision,
@@ -102,13 +112,16 @@ def learn(
         "why_no_graph": why_no_graph(loss, model, settings, ranks=1),
         **bench.facts,
     }
+    return line, hmm
 
 
 def compare(runs: dict[tuple[str, int], dict]) -> dict[str, dict[str, float]]:
     """Differences of pairs of runs: the largest and mean of the curves, and of the perplexity."""
     seeds = sorted({seed for _, seed in runs})
-    pairs = {f"bf16 and fp32, seed {seed}": (("bf16", seed), ("fp32", seed)) for seed in seeds}
-    for precision in PRECISIONS:
+    pairs = {}
+    if {precision for precision, _ in runs} == set(PRECISIONS):
+        pairs = {f"bf16 and fp32, seed {seed}": (("bf16", seed), ("fp32", seed)) for seed in seeds}
+    for precision in sorted({precision for precision, _ in runs}):
         for one, other in combinations(seeds, 2):
             pairs[f"seeds {one} and {other}, {precision}"] = (precision, one), (precision, other)
     table = {}

@@ -26,9 +26,13 @@ OPERANDS = {"fp32": None, "bf16": torch.bfloat16}
 
 def measure(name: str, bench: Bench) -> Iterator[dict]:
     (states,) = map(int, PATTERN.findall(name))
-    *exact, blocks = _factors(states, bench)
-    generator = torch.Generator().manual_seed(0)
-    sources = torch.randperm(states, generator=generator)[:ROWS].to(bench.device)
+    yield from compare(name, *_factors(states, bench), bench)
+
+
+def compare(name: str, left: Tensor, right: Tensor, blocks: Tensor, bench: Bench) -> Iterator[dict]:
+    """A line for each way to make tiles and normaliser, in each precision."""
+    exact, generator = (left, right), torch.Generator().manual_seed(0)
+    sources = torch.randperm(len(left), generator=generator)[:ROWS].to(bench.device)
     for precision in bench.precisions:
         operand = OPERANDS[precision]
         left, right = (part.to(operand or part.dtype).float() for part in exact)
