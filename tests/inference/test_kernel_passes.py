@@ -41,7 +41,8 @@ def how_made(shape: str, stretch: int, monkeypatch) -> Support:
         monkeypatch.setattr(block_kernels, "TILED", min(stretch * 3 * width**2, width**2 * 8))
         monkeypatch.setattr(block_kernels, "KEPT", stretch * 3 * width)
         monkeypatch.setattr(dense_kernels, "KEPT", stretch * 3 * width)
-    monkeypatch.setattr("hmmlm.inference.smoothing.KEPT", 5 * 3 * 17)
+    for name in ("KEPT", "KEPT_ON_GPU"):
+        monkeypatch.setattr(f"hmmlm.inference.smoothing.{name}", 5 * 3 * 17)
     if shape == "dense":
         monkeypatch.setattr(dispatch, "ONE_TILE", 0)
     return support

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from hmmlm.inference.chain import Chain
 from hmmlm.inference.recursion import Backward, Forward
+from hmmlm.ops.kernels import room
 from hmmlm.ops.links import CountSums
 from hmmlm.ops.messages import scaled
 from hmmlm.ops.tile_chain import counts_kernel, kernel
@@ -45,10 +46,7 @@ class BlockKernel:
     @property
     def stretch(self) -> int:
         batch, (blocks, width) = self.chain.batch, self.rows.shape
-        cells = TILED
-        if self.rows.is_cuda:
-            memory = torch.cuda.get_device_properties(self.rows.device).total_memory
-            cells = min(cells, memory // 64)
+        cells = room(self.rows.device, 16, TILED)
         steps = KEPT // (batch * width)
         if (blocks * width) ** 2 > cells:  # there may be as many tiles as steps
             steps = min(steps, cells // (batch * width**2))

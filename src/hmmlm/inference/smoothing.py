@@ -21,11 +21,15 @@ from hmmlm.inference.evidence import (
 from hmmlm.inference.gradients import without_gradient
 from hmmlm.inference.recursion import SUMMED, Backward, Forward, Passes
 from hmmlm.inference.scan import SCAN, Scan
+from hmmlm.ops.kernels import room
 from hmmlm.ops.links import CountSums, gather
 from hmmlm.results import Belief, Counts, FactoredCounts, LogProb, StateProbs
 
 KEPT = 1 << 24
 """Cells of the forward messages that `counts` keeps at a time, unless sqrt(T) steps need more."""
+
+KEPT_ON_GPU = 1 << 27
+"""The same on a GPU, unless a sixty-fourth of its memory holds fewer."""
 
 
 def smooth(
@@ -135,7 +139,8 @@ def _counts(chain: Chain, name: str, weights: Float[Tensor, " B"]) -> tuple[Coun
     passes = recursion(chain, name, back=True)
     whole = chain.dense or any(chain.wide)
     width = chain.hmm.num_states if whole else chain.hmm.support.width
-    size = max(isqrt(chain.steps - 1) + 1, KEPT // (chain.batch * width), 1)
+    kept = room(chain.hmm.device, 64, KEPT_ON_GPU) if chain.hmm.device.type == "cuda" else KEPT
+    size = max(isqrt(chain.steps - 1) + 1, kept // (chain.batch * width), 1)
     checkpoints: list[Tensor | None] = [None]
     scores = torch.zeros(chain.active.shape, dtype=chain.hmm.dtype, device=chain.hmm.device)
     low = torch.zeros(chain.batch, dtype=torch.bool, device=chain.hmm.device)

@@ -61,6 +61,13 @@ def is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
+def room(device: torch.device, share: int, most: int) -> int:
+    """Float32 numbers that one part in `share` of a GPU's memory holds; at most `most`."""
+    if device.type != "cuda":
+        return most
+    return min(most, torch.cuda.get_device_properties(device).total_memory // (4 * share))
+
+
 def product(one: Tensor, other: Tensor, out: Tensor | None = None) -> Tensor:
     """A product of matrices summed in float32."""
     if one.dtype == torch.float32:
