@@ -11,9 +11,10 @@ from hmmlm.errors import InputError
 from hmmlm.hmm import HMM
 from hmmlm.inference import block_kernels, dense_kernels, dispatch
 from hmmlm.inference.chain import Chain
+from hmmlm.inference.kernels import count
 from hmmlm.results import Belief, Counts, StateProbs
 from hmmlm.support import Support
-from hmmlm.transitions import Factored
+from hmmlm.transitions import Dense, Factored
 from models import TRANSITIONS, make_hmm
 
 pytest.importorskip("triton")
@@ -211,6 +212,114 @@ def test_a_row_that_loses_digits_only_on_the_way_back(transitions: str, monkeypa
     close(ours.log_evidence, truth.log_evidence)
     for one, other in zip(ours.fields(), truth.fields(), strict=True):
         close(one / other.abs().max(), other / other.abs().max())
+
+
+@pytest.mark.parametrize("gaps", [(46.0, 53.0), (20.0, 80.0), (52.0, 49.0)])
+@pytest.mark.parametrize("shape", SUPPORTS)
+def test_two_gaps_in_a_row(shape: str, gaps: tuple[float, float], monkeypatch) -> None:
+    """Neither alone loses digits, but both together do, before a message is divided again."""
+    if shape == "dense":
+        monkeypatch.setattr(dispatch, "ONE_TILE", 0)
+    one, two = gaps
+    trans = torch.full((6, 6), -9.0, dtype=torch.float64)
+    trans[0, [0, 2, 3]] = torch.tensor([0.0, -one, -one - 1], dtype=torch.float64)
+    trans[1, [2, 3]] = torch.tensor([0.0, -0.1], dtype=torch.float64)
+    trans[2:4, 4:] = torch.tensor([[-two, 0.0], [-two - 0.7, -0.1]], dtype=torch.float64)
+    trans[4:] = 0.0
+    never = -torch.inf
+    emit = torch.tensor([[0.0, never], [0, 0], [0.0, never], [never, 0.0], [never, 0.0]]).double()
+    support = Support.from_clusters([0, 1, 2, 0, 2], [2, 2, 2])
+    if shape != "blocks":
+        wide = torch.full((5, 6), never).double()
+        emit = wide.scatter(1, support.rows[support.row_of_word], emit)
+        support = Support.dense(5, 6)
+    start = torch.full((6,), 1 / 6).double().log()
+    hmm = HMM(start, Dense(trans.log_softmax(1)), emit, support).validate()
+    there, text = hmm.to(DEVICE, torch.float32), torch.tensor([[0, 1, 2]])
+    truth = inference.counts(hmm, text, implementation="reference")
+    ours = inference.counts(there, text.to(DEVICE), implementation="kernel")
+    close(ours.log_evidence, truth.log_evidence)
+    for one_field, other in zip(ours.fields(), truth.fields(), strict=True):
+        close(one_field, other)
+    best = inference.viterbi(there, text.to(DEVICE), implementation="kernel")
+    close(best.log_prob, inference.viterbi(hmm, text).log_prob)
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value")  # of the interpreter
+@pytest.mark.parametrize("transitions", TRANSITIONS)
+@pytest.mark.parametrize("shape", SUPPORTS)
+def test_rows_that_cannot_be_leave_others_alone(shape: str, transitions: str, monkeypatch) -> None:
+    """One of probability zero, and one with a word of e^-90, beside an ordinary one."""
+    hmm = make_hmm(how_made(shape, 100, monkeypatch), transitions, scale=0.7)
+    hmm.log_emit[3], hmm.log_emit[6] = -torch.inf, hmm.log_emit[6] - 90.0
+    text = torch.where((tokens() == 3) | (tokens() == 6), 1, tokens())
+    text[1, 4], text[2, 2] = 3, 6
+    truth = inference.counts(hmm, text, implementation="reference")
+    ours = inference.counts(hmm.to(DEVICE, torch.float32), text.to(DEVICE), implementation="kernel")
+    assert ours.log_evidence.isneginf().tolist() == [False, True, False]
+    for one, other in zip(ours.fields(), truth.fields(), strict=True):
+        close(one, other)
+
+
+def test_one_row_of_states_in_another_order() -> None:
+    """One row is dense only where its states come as their numbers do."""
+    dense = make_hmm(Support.dense(7, 5), "dense", scale=0.7)
+    hmm = dense.restrict(torch.tensor([2, 0, 1, 4, 3]))
+    assert len(hmm.support.rows) == 1 and not hmm.support.is_dense
+    there, text = hmm.to(DEVICE, torch.float32), tokens()
+    truth = inference.counts(hmm, text, implementation="reference")
+    ours = inference.counts(there, text.to(DEVICE), implementation="kernel")
+    for one, other in zip(ours.fields(), truth.fields(), strict=True):
+        close(one, other)
+    restart = torch.zeros_like(text, dtype=torch.bool)
+    restart[:, 0] = True
+    given = (text, restart, torch.full((3,), 9), torch.ones(3))
+    made = count(there, *(part.to(DEVICE) for part in given))
+    close(made.log_scales.sum(1), truth.log_evidence)
+    for one, other in zip(made.fields, truth.fields(), strict=True):
+        close(one, other)
+
+
+def test_sources_that_are_no_states(monkeypatch) -> None:
+    """As many sources as slots, padding included: those of carried states are counted too."""
+    hmm = make_hmm(Support.from_clusters([0, 1], [4, 6]), "factored", scale=0.7)
+    sub = hmm.restrict(torch.tensor([0, 1, 2, 4, 5, 6, 7, 8]), carried=torch.tensor([3, 9]))
+    assert sub.transitions.num_sources == sub.support.rows.numel()
+    logs = torch.tensor([[-0.7, -0.7]])
+    belief = Belief(torch.tensor([[3, 9]]), logs.double(), torch.tensor([False]))
+    theirs = Belief(*(part.to(DEVICE) for part in belief))
+    text = torch.tensor([[0, 1, 1, 0]])
+    truth = inference.counts(sub, text, belief=belief, implementation="reference")
+    plain = torch.empty
+    spoilt = lambda *size, **how: plain(*size, **how).fill_(-(1 << 10))  # noqa: E731
+    monkeypatch.setattr(torch, "empty", spoilt)
+    ours = inference.counts(
+        sub.to(DEVICE, torch.float32), text.to(DEVICE), belief=theirs, implementation="kernel"
+    )
+    for one, other in zip(ours.fields(), truth.fields(), strict=True):
+        close(one, other)
+
+
+def test_a_gradient_whose_kernel_fails(monkeypatch) -> None:
+    """Scoring works, the way back does not: it is found without kernels."""
+    hmm = make_hmm(BLOCKS, "dense", dtype=torch.float32).to(DEVICE)
+    hmm.log_emit.requires_grad_()
+    text, real = tokens().to(DEVICE), dispatch.choose
+
+    def choose(name: str, *given):
+        return ("kernel", "it is a test") if name == "auto" else real(name, *given)
+
+    def fail(*given, **more):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(dispatch, "choose", choose)
+    monkeypatch.setattr(dispatch, "_told", set())
+    evidence = inference.log_prob(hmm, text).log_evidence.sum()
+    monkeypatch.setattr(block_kernels.kernel, "meet", fail)
+    with pytest.warns(UserWarning, match="Kernels failed, so scaled runs"):
+        (ours,) = torch.autograd.grad(evidence, hmm.log_emit)
+    truth = inference.counts(hmm.detach(), text, implementation="scaled").emit
+    close(ours, truth.cpu())
 
 
 def test_a_kernel_that_fails(monkeypatch) -> None:

@@ -168,15 +168,17 @@ class BlockKernel:
         end: int,
     ) -> None:
         """Adds the joints of neighbouring steps, so many times for each row."""
-        pairs = (met.pairs * used[:, None, None]).nan_to_num_(0.0)
-        chain = self.chain
+        chain, counts = self.chain, (used != 0)[:, None, None]
+        # What was lost may be no number, which times nothing is not nothing: it is left out.
+        pairs = torch.where(counts, met.pairs * used[:, None, None], 0.0)
+        joints = torch.where(counts, passed.joints, 0.0)
         assert where.shared is not None
-        if len(self.rows) == 1:
+        if chain.dense:
             if not where.shared.there_are:
                 return
             # One tile for all: its counts are one product.
             through = self.through[:, begin:end, None]
-            before = torch.where(through, passed.joints[:, :-1], 0.0).flatten(0, 1)
+            before = torch.where(through, joints[:, :-1], 0.0).flatten(0, 1)
             tile, edge = squares.probs[0], kernel.side(self.rows.shape[1])
             shrink = squares.shrink[0].repeat_interleave(edge, 0).repeat_interleave(edge, 1)
             tile = tile * shrink[: len(tile), : len(tile)]
@@ -184,11 +186,11 @@ class BlockKernel:
             return
         if self.factors is None:
             states = chain.hmm.num_states
-            table = counts_kernel.table_counts(squares, where, passed.joints, pairs, states)
+            table = counts_kernel.table_counts(squares, where, joints, pairs, states)
             sums.fields[0][:states] += table
             return
         if where.shared.there_are:
-            given = (squares, where, passed.joints, pairs)
+            given = (squares, where, joints, pairs)
             left, right = counts_kernel.shared_counts(*given, *self.factors)
             self.kept = {}  # for the turned tiles are gone
             sums.fields[0].add_(left)
@@ -197,7 +199,8 @@ class BlockKernel:
         followed = torch.zeros_like(self.through[:, begin:end])
         last = self.through[:, begin + 1 : end + 1]
         followed[:, : last.shape[1]] = last
-        leaving = met.posteriors * (used[:, None] * followed)[:, :, None]
+        counts = counts & followed[:, :, None]
+        leaving = torch.where(counts, met.posteriors * used[:, None, None], 0.0)
         states = self.rows[self.here[:, begin:end]]  # (B, C, K)
         leaving = leaving.masked_fill(states < 0, 0.0).flatten()
         norm = sums.fields[2]

@@ -127,7 +127,10 @@ class DenseKernel:
         met = kernel.meet(passed, log_emit, tokens, restart, ends, ones)
         low |= passed.low[0] > 0
         used = torch.where(low, 0.0, times)
-        met.pairs.mul_(used[:, None, None])
+        # What was lost may be no number, which times nothing is not nothing: it is left out.
+        unused = (used == 0)[:, None, None]
+        met.messages.masked_fill_(unused, 0.0)
+        met.pairs.mul_(used[:, None, None]).masked_fill_(unused, 0.0)
         sums.add_rows(slice(0, len(self.matrix.sums)), kernel.pair_counts(self.matrix, met))
         if before is None and chain.belief is not None:
             message, link = chain.entry()

@@ -20,6 +20,12 @@ KERNEL = "kernel"
 RECURSIONS = ("reference", "scaled")
 WITH_KERNEL = (*RECURSIONS, KERNEL)
 
+WIDEST = 1024
+"""States of a block at most: a message of more does not fit where a program keeps it."""
+
+T = TypeVar("T")
+_told: set[str] = set()
+
 ONE_TILE = 512
 """Dense states up to which one launch that reads all of the matrix beats a launch for each step."""
 
@@ -29,8 +35,9 @@ def choose(
 ) -> tuple[str, str]:
     """The implementation that will run on a chain, and the reason."""
     if implementation == "auto":
-        if KERNEL in offered and chain is not None and chain.hmm.device.type == "cuda":
-            reason = why_no_kernel(chain)
+        reason = "the only implementation"
+        if KERNEL in offered and chain is not None:
+            reason = why_not(chain.hmm.device) or why_no_kernel(chain)
             if reason is None:
                 return KERNEL, "the fastest on a GPU at every size that was measured"
         if "scaled" in offered:
@@ -38,7 +45,7 @@ def choose(
                 "scaled",
                 "matrix products; rows that lose digits are redone in a wider arithmetic",
             )
-        return offered[0], "the only implementation"
+        return offered[0], reason
     if implementation not in offered:
         raise InputError(
             f"implementation is {implementation!r} but this function offers "
@@ -51,10 +58,6 @@ def choose(
                 f"implementation is 'kernel' but {reason}; use {plain_of(offered)}, or auto."
             )
     return implementation, "asked for"
-
-
-T = TypeVar("T")
-_told: set[str] = set()
 
 
 def answer(
@@ -73,19 +76,27 @@ def answer(
     except InputError:
         raise
     except Exception as error:
-        if not isinstance(error, RuntimeError) and "triton" not in type(error).__module__:
+        if not _is_of_the_device(error):
             raise
-        kind, reason = type(error).__name__, describe(error)
+        reason = describe(error)
     # Out of the handler, whose traceback would keep the tensors of the attempt.
     plain = plain_of(offered)
     if implementation == KERNEL:
         raise InputError(f"implementation is 'kernel' but it failed ({reason}); use {plain}.")
     if chain.hmm.device.type == "cuda":
         torch.cuda.empty_cache()
-    if kind not in _told:
-        _told.add(kind)
+    if reason not in _told:
+        _told.add(reason)
         warnings.warn(f"Kernels failed, so {plain} runs, slower: {reason}", stacklevel=3)
     return run(plain), plain
+
+
+def _is_of_the_device(error: Exception) -> bool:
+    """Out of memory, refused by the compiler or by the driver; not a fault in what was asked."""
+    if isinstance(error, torch.OutOfMemoryError) or "triton" in type(error).__module__:
+        return True
+    said = ("Triton", "CUDA", "PassManager")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in said)
 
 
 def plain_of(offered: tuple[str, ...]) -> str:
@@ -107,10 +118,6 @@ def why_no_kernel(chain: Chain) -> str | None:
     if hmm.dtype != torch.float32:
         return f"the tables are {str(hmm.dtype).removeprefix('torch.')}, and the kernel is float32"
     return None if is_interpreted() else why_not(hmm.device)
-
-
-WIDEST = 1024
-"""States of a block at most: a message of more does not fit where a program keeps it."""
 
 
 def kernel_passes(chain: Chain, back: bool = False) -> "BlockKernel | DenseKernel":

@@ -37,8 +37,8 @@ def log_prob(
     `log_evidence` is differentiable with respect to the tables of the HMM: its gradient is the
     expected counts; a carried belief is a constant. O(T K^2) time per row. Memory beyond the
     result: O(B K), and tiles of transitions between the states of two words, O(B K^2) or up to a
-    fixed number of cells (`recursion.TILED`); for dense supports the transition probabilities,
-    O(Z^2).
+    fixed number of cells (`recursion.TILED`, and on a GPU `block_kernels.TILED`); for dense
+    supports the transition probabilities, O(Z^2).
     """
     chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id, restart=restart)
     offered = (*WITH_KERNEL, SCAN)
@@ -48,7 +48,10 @@ def log_prob(
     def gradients(grad: Tensor) -> tuple[Tensor, ...]:
         from hmmlm.inference.smoothing import chain_counts
 
-        return chain_counts(chain, "scaled" if name == SCAN else name, grad).fields()
+        # As `answer` does: kernels that were not asked for may fail.
+        how = name if implementation != "auto" else implementation
+        run = partial(chain_counts, chain, weights=grad)
+        return answer("scaled" if name == SCAN else how, WITH_KERNEL, chain, run)[0].fields()
 
     evidence = with_gradient(result.log_evidence, hmm, gradients)
     if belief is not None:

@@ -34,7 +34,7 @@ def count(
     """
     operand = hmm.transitions.operand or torch.float32
     tokens, restart = tokens.contiguous(), restart.contiguous()
-    run = _dense if hmm.support.rows.shape[0] == 1 else _blocks
+    run = _dense if hmm.support.is_dense else _blocks
     return run(hmm, tokens, restart, ends, times, operand)
 
 

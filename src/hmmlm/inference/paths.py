@@ -24,7 +24,7 @@ def viterbi(
     restart: Bool[Tensor, "B T"] | None = None,
     implementation: str = "auto",
 ) -> BestPath:
-    """argmax_z p(z_1..T, x_1..T | what came before) and its log-probability, in log space.
+    """argmax_z p(z_1..T, x_1..T | what came before) and its log-probability.
 
     Of equally good paths it gives one; rows of probability zero give states of -1 and -inf.
     O(T K^2) time and O(T K) memory per row.

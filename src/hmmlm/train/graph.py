@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hmmlm.data.batches import Batch
 from hmmlm.errors import InputError
+from hmmlm.inference.dispatch import WIDEST
 from hmmlm.inference.kernels import count
 from hmmlm.ops.kernels import describe, why_not
 from hmmlm.train.loop import Step, TrainSettings
@@ -227,6 +228,8 @@ def why_no_graph(loss: object, model: nn.Module, settings: TrainSettings, ranks:
         return "belief is carried from batch to batch"
     if not loss.support.is_partition:
         return "words share only a part of their states"
+    if not loss.support.is_dense and loss.support.width > WIDEST:
+        return f"a block has {loss.support.width:,} states, and the kernels take {WIDEST:,}"
     if "kept" not in signature(model.forward).parameters:
         return "the model does not take the support of the states that are kept"
     if loss.implementation not in ("auto", "kernel"):

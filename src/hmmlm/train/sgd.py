@@ -166,6 +166,8 @@ class Sgd:
         return held
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
+        if self.graphed is not None:
+            self.graphed.graphs.clear()  # which read the moments that were
         if isinstance(self.loss, Carrying):
             carried = {key: tensor for key, tensor in state.items() if key.startswith("loss.")}
             self.loss.restore({key[len("loss.") :]: v for key, v in carried.items()})

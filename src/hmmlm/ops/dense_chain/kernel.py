@@ -155,7 +155,8 @@ def _forward(
     words = tl.load(tokens + safe * T + time, mask=active, other=0)
     log_probs = _emission(log_emit, words, active, columns, Z)
     joint = prediction * tl.exp(log_probs)
-    _mark(low, rows, (joint < LEAST) & (prediction > ZERO) & (log_probs > float("-inf")), B)
+    small = (joint < LEAST) | ((sum_of < LEAST) & (fresh == 0)[:, None])
+    _mark(low, rows, small & (prediction > ZERO) & (log_probs > float("-inf")), B)
     where = before[:, None] + Z + columns[None, :]
     tl.store(joints + where, joint, mask=mask)
     joint = tl.where(mask, joint, 0.0)
@@ -199,7 +200,8 @@ def _backward(
         entering = tl.load(given + safe[:, None] * Z + columns[None, :], mask=mask, other=1.0)
         back = tl.where((time == end)[:, None], entering, back)
     inside = (columns < Z)[None, :]
-    _mark(low, rows, (back < LEAST) & (back > ZERO) & through[:, None] & inside, B)
+    small = (back < LEAST) | (sum_of < LEAST)
+    _mark(low, rows, small & (back > ZERO) & through[:, None] & inside, B)
     there = real & (end * 0 + time > 0) & (time - 1 < end)
     words = tl.load(tokens + safe * T + time - 1, mask=there, other=-1)
     log_probs = _emission(log_emit, words, real, columns, Z)
@@ -251,12 +253,12 @@ def _meet(
         meet += tl.sum(joint * back, 0)
     if inside_row:
         tl.store(log_scales + step, tl.log(total))
-        if meet < LEAST * total:
+        if meet < LEAST:
             tl.store(low + row, 1)
-    good = inside_row & (meet >= LEAST * total) & (total > 0)
+    good = inside_row & (meet >= LEAST) & (total > 0)
     share = tl.where(good, tl.load(times + row) / tl.where(good, meet, 1.0), 0.0)
     through = good & (tl.load(restart + step) == 0)
-    over = tl.where(good, 1.0 / tl.where(good, total, 1.0), 0.0)
+    over = tl.where(good & (total >= LEAST), 1.0 / tl.where(good, total, 1.0), 0.0)
     for first in range(0, Z, WIDE):
         columns = first + tl.arange(0, WIDE)
         mask = columns < limit
@@ -384,7 +386,7 @@ class _Steps:
         self.made = self.made_back = self.parts
         if not fused:
             size = (2, self.batch, self.states)
-            self.made, self.made_back = torch.empty(size, device=self.device)
+            self.made, self.made_back = torch.zeros(size, device=self.device)
 
     def enter(self, message: Tensor | None) -> None:
         make = torch.zeros if self.how == BEST.value else torch.empty  # past an end it reads on

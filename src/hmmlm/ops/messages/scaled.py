@@ -110,9 +110,9 @@ def add_pairs(
     rows = times != 0
     prediction, _ = push(link, message)
     total = (prediction * weight).sum(1)
-    low = total < lowest(message.dtype)
+    low = ~(total >= lowest(message.dtype))  # also where it is no number
     factor = torch.where(rows & ~low, times / total, 0.0)
-    weight = weight * factor[:, None]
+    weight = torch.where((rows & ~low)[:, None], weight * factor[:, None], 0.0)
     if isinstance(link, Tiles):
         probs, _ = tile_probs(link)
         counts = message[:, :, None] * probs * weight[:, None, :]

@@ -279,9 +279,7 @@ class _Chunks:
     def join(self, like: Tensor) -> Tensor:
         """The sums of all chunks, by state, in a table like this one."""
         (rows, slots), (_, padded, width) = self.rows.shape, self.sums.shape
-        # Blocks of one size name every state, so there is nothing to clear.
-        make = torch.empty if self.rows.numel() == len(like) else torch.zeros
-        gradient = make(like.shape, device=like.device)
+        gradient = torch.zeros(like.shape, device=like.device)
         wide = min(256, max(16, triton.next_power_of_2(width)))
         _join_chunks[(rows, triton.cdiv(slots, 4), triton.cdiv(width, wide))](
             self.firsts, self.rows, self.sums, gradient, slots, width, padded,

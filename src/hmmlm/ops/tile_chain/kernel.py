@@ -276,7 +276,9 @@ def _go_forward(
                 log_start = tl.load(log_init + states, mask=states >= 0, other=float("-inf"))
                 message = tl.exp(log_start) * emission
             else:
-                message = _over(sums, 0, BEST) * (emission * _one_over(total))
+                raw = _over(sums, 0, BEST)
+                lost = tl.maximum(lost, ((raw < LEAST) & (emission > 0)).to(tl.int32))
+                message = raw * (emission * _one_over(total))
             lost = tl.maximum(lost, ((message < LEAST) & (emission > 0)).to(tl.int32))
             tl.store(joints + after * K + slots, message, mask=slots < K)
             sums = tl.zeros([STRIP, WIDE], tl.float32)
@@ -309,9 +311,10 @@ def _go_back(
             if source < 0:
                 back = tl.full([WIDE], 1.0, tl.float32)
             else:
-                back = tl.sum(sums, 0) * _one_over(tl.sum(weight, 0))
+                raw = tl.sum(sums, 0)
+                back = raw * _one_over(tl.sum(weight, 0))
                 real = _ids(rows, source, K, 0, WIDE) >= 0
-                lost = tl.maximum(lost, ((back < LEAST) & real).to(tl.int32))
+                lost = tl.maximum(lost, (((back < LEAST) | (raw < LEAST)) & real).to(tl.int32))
             tl.store(backs + slot * K + slots, back, mask=slots < K)
             sums = tl.zeros([STRIP, WIDE], tl.float32)
     if tl.max(lost, 0) > 0:
@@ -359,7 +362,9 @@ def _meet(
         joint = tl.load(joints + slot * K + slots, mask=inside, other=0.0)
         back = tl.load(backs + slot * K + slots, mask=inside, other=0.0)
         meet = tl.sum(joint * back, 0)
-        if meet < LEAST * total:
+        before_total = tl.load(totals + slot - 1)
+        before_total = tl.where(through, before_total, 1.0)
+        if (meet < LEAST) | (meet * before_total < LEAST):
             tl.store(low + row, 1)
         else:
             share = tl.load(times + row) / meet

@@ -38,8 +38,8 @@ def _trace(
     messages, tiles, shrink, tile_of, ends, given, uniform, states, C, K, Q, N, STEP, COLUMN, SIDE,
     FROM, DRAW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    path = row * N + tl.program_id(1)
+    path = tl.program_id(0).to(tl.int64)
+    row = path // N
     end = tl.load(ends + row).to(tl.int32)
     state = tl.load(given + path).to(tl.int32)
     places = tl.arange(0, BLOCK)
@@ -105,7 +105,7 @@ def trace(
     if given is None:
         given = torch.full((batch, num_paths), -1, dtype=torch.int32, device=device)
     parts = 1 if shrink is None else shrink.shape[1]
-    _trace[(batch, num_paths)](
+    _trace[(batch * num_paths,)](
         messages, tiles, tiles if shrink is None else shrink, tile_of.contiguous(), ends,
         given.contiguous(), messages if uniform is None else uniform.contiguous(), states,
         slots - 1, width, parts, num_paths, 1 if turned else width, width if turned else 1, side,
