@@ -57,7 +57,7 @@ def compare(name: str, left: Tensor, right: Tensor, blocks: Tensor, bench: Bench
 
 def sums_by_kernel(table: Factored, sources: Tensor, blocks: Tensor) -> Tensor:
     """sum_z' p(z' | z) of each source, from the squares that kernels go through, (N,)."""
-    from hmmlm.ops.tile_chain import kernel
+    from hmmlm.ops.tile_chain import tiles_kernel
 
     width = blocks.shape[1]
     groups = -(-len(sources) // width)
@@ -67,11 +67,11 @@ def sums_by_kernel(table: Factored, sources: Tensor, blocks: Tensor) -> Tensor:
     totals = []
     for group in range(groups):
         here = torch.arange(len(blocks), device=sources.device)[None]
-        where = kernel.Map(rows, here, torch.full_like(here, len(blocks) + group))
+        where = tiles_kernel.Map(rows, here, torch.full_like(here, len(blocks) + group))
         operand = table.operand or torch.float32
         factors = table.left.to(operand), table.right.to(operand)
-        squares = kernel.squares_of_factors(*factors, table.log_norm, where)
-        side = kernel.side(width)
+        squares = tiles_kernel.squares_of_factors(*factors, table.log_norm, where)
+        side = tiles_kernel.side(width)
         shrink = squares.shrink.double().repeat_interleave(side, 1).repeat_interleave(side, 2)
         scale = shrink[:, :width, :width] * squares.log_most.double().exp()[:, None, None]
         totals.append((squares.probs.double() * scale).sum((0, 2)))

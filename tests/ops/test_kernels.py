@@ -12,13 +12,14 @@ from hmmlm.inference import counts
 from hmmlm.inference.kernels import count
 from hmmlm.ops.cells import Tiling, cell_products
 from hmmlm.ops.choice import kernel as choice
+from hmmlm.ops.dense_chain import counts_kernel as dense_counts
 from hmmlm.ops.dense_chain import kernel as dense_chain
 from hmmlm.ops.emission import dense_kernel
 from hmmlm.ops.emission import kernel as emission
 from hmmlm.ops.normaliser import log_normaliser
 from hmmlm.ops.residual import kernel as residual
 from hmmlm.ops.row_sums import kernel as row_sums
-from hmmlm.ops.tile_chain import kernel as tile_chain
+from hmmlm.ops.tile_chain import tiles_kernel as tiles
 from hmmlm.params.features import emission_table
 from hmmlm.params.mlp import Residual
 from hmmlm.support import Support
@@ -312,7 +313,7 @@ def test_predictions_of_a_rounded_matrix_sum_to_one() -> None:
     given = [part.to(DEVICE) for part in (tokens, restart, lengths)]
     passed = dense_chain.run(matrix, there.log_init.exp(), there.log_emit, *given, exact_zeros=True)
     times = torch.ones(2, device=DEVICE)
-    met = dense_chain.meet(passed, there.log_emit, *given, times)
+    met = dense_counts.meet(passed, there.log_emit, *given, times)
     # With one word its probability is one, whatever came before.
     assert float(met.log_scales.abs().max()) < 1e-6
 
@@ -338,14 +339,14 @@ def test_the_best_of_each_row_in_their_order() -> None:
 def test_tiles_keep_their_digits_at_any_scale() -> None:
     """Squares are over their largest entry, so that a far block does not vanish."""
     support = Support.from_clusters([0, 1], [130, 130])
-    where = tile_chain.Map(
+    where = tiles.Map(
         support.rows.to(DEVICE),
         torch.tensor([[0, 1]], device=DEVICE),
-        torch.tensor([[tile_chain.NONE, 0]], device=DEVICE),
+        torch.tensor([[tiles.NONE, 0]], device=DEVICE),
     )
     log_trans = torch.full((260, 260), -120.0)
     log_trans[:, 130:] -= torch.rand(260, 130, generator=torch.Generator().manual_seed(0))
-    squares = tile_chain.squares_of_table(log_trans.to(DEVICE), where)
+    squares = tiles.squares_of_table(log_trans.to(DEVICE), where)
     shrink = squares.shrink[1].repeat_interleave(128, 0).repeat_interleave(128, 1)[:130, :130]
     logs = (squares.probs[1] * shrink).log() + squares.log_most[1]
     torch.testing.assert_close(logs.cpu(), log_trans[:130, 130:], rtol=0, atol=1e-4)

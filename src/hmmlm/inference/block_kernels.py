@@ -1,15 +1,15 @@
 """Passes over chains of tiles by Triton kernels, a stretch of steps at a time."""
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from hmmlm.inference.chain import Chain
-from hmmlm.inference.recursion import Backward, Forward
+from hmmlm.inference.recursion import Backward, Forward, OnGpu
 from hmmlm.ops.kernels import room
 from hmmlm.ops.links import CountSums
 from hmmlm.ops.messages import scaled
-from hmmlm.ops.tile_chain import counts_kernel, kernel
+from hmmlm.ops.tile_chain import counts_kernel, kernel, tiles_kernel
 from hmmlm.ops.trace import kernel as trace_kernel
 from hmmlm.transitions import Factored
 
@@ -20,14 +20,12 @@ KEPT = 1 << 26
 """Cells of the messages of a stretch."""
 
 
-class BlockKernel:
+class BlockKernel(OnGpu):
     """Chains on a GPU whose words are in blocks of K states, or all have the same K, in float32.
 
     Tokens may be missing where there is one block. Steps between the same two blocks share a tile.
     Only `back` passes have a way back.
     """
-
-    arithmetic = scaled
 
     def __init__(self, chain: Chain, back: bool = False) -> None:
         self.chain, self.back = chain, back
@@ -36,12 +34,12 @@ class BlockKernel:
         through = chain.active & ~chain.restart
         through[:, 0] = False  # what a carried belief says of step 0 is worked out apart
         self.through = through
-        self.before = torch.where(through, self.here.roll(1, 1), kernel.NONE)
+        self.before = torch.where(through, self.here.roll(1, 1), tiles_kernel.NONE)
         self.factors: tuple[Tensor, Tensor] | None = None
         if isinstance(table, Factored):
             operand = table.operand or torch.float32
             self.factors = table.left.to(operand), table.right.to(operand)
-        self.kept: dict[tuple[int, int], tuple[kernel.Map, kernel.Squares]] = {}
+        self.kept: dict[tuple[int, int], tuple[tiles_kernel.Map, tiles_kernel.Squares]] = {}
 
     @property
     def stretch(self) -> int:
@@ -51,15 +49,6 @@ class BlockKernel:
         if (blocks * width) ** 2 > cells:  # there may be as many tiles as steps
             steps = min(steps, cells // (batch * width**2))
         return max(1, min(self.chain.steps, steps))
-
-    def leave(self, message: Tensor) -> Tensor:
-        return scaled.leave(message)
-
-    def add_emissions(
-        self, table: Tensor, start: int, posteriors: Tensor, seen: Bool[Tensor, "B C"]
-    ) -> None:
-        tokens = self.chain.tokens[:, start : start + seen.shape[1]]
-        table.index_add_(0, tokens[seen], posteriors[seen].to(table.dtype))
 
     def forward(
         self, start: int, stop: int, message: Tensor | None, *, keep: bool, best: bool = False
@@ -159,8 +148,8 @@ class BlockKernel:
     def _add(
         self,
         sums: CountSums,
-        where: kernel.Map,
-        squares: kernel.Squares,
+        where: tiles_kernel.Map,
+        squares: tiles_kernel.Squares,
         passed: kernel.Passed,
         met: kernel.Met,
         used: Float[Tensor, " B"],
@@ -179,7 +168,7 @@ class BlockKernel:
             # One tile for all: its counts are one product.
             through = self.through[:, begin:end, None]
             before = torch.where(through, joints[:, :-1], 0.0).flatten(0, 1)
-            tile, edge = squares.probs[0], kernel.side(self.rows.shape[1])
+            tile, edge = squares.probs[0], tiles_kernel.side(self.rows.shape[1])
             shrink = squares.shrink[0].repeat_interleave(edge, 0).repeat_interleave(edge, 1)
             tile = tile * shrink[: len(tile), : len(tile)]
             sums.add_rows(slice(0, len(tile)), (before.T @ pairs.flatten(0, 1)).mul_(tile))
@@ -206,21 +195,21 @@ class BlockKernel:
         norm = sums.fields[2]
         norm.index_add_(0, states.clamp(min=0).flatten(), -leaving.to(norm.dtype))
 
-    def _ends(self, begin: int, end: int) -> Tensor:
-        """The steps that each row has in a stretch."""
-        return (self.chain.lengths - begin).clamp(0, end - begin)
-
-    def _tiles(self, begin: int, end: int) -> tuple[kernel.Map, kernel.Squares]:
+    def _tiles(self, begin: int, end: int) -> tuple[tiles_kernel.Map, tiles_kernel.Squares]:
         """The tiles of a stretch, and where they stand; the last ones are kept for the way back."""
         if (begin, end) not in self.kept:
             self.kept = {}
             here, before = self.here[:, begin:end], self.before[:, begin:end]
-            where = kernel.share(kernel.Map(self.rows, here.contiguous(), before.contiguous()))
+            where = tiles_kernel.share(
+                tiles_kernel.Map(self.rows, here.contiguous(), before.contiguous())
+            )
             fields = self.chain.hmm.transitions.fields()
             if self.factors is None:
-                made = kernel.squares_of_table(fields[0], where, turned=self.back)
+                made = tiles_kernel.squares_of_table(fields[0], where, turned=self.back)
             else:
-                made = kernel.squares_of_factors(*self.factors, fields[2], where, turned=self.back)
+                made = tiles_kernel.squares_of_factors(
+                    *self.factors, fields[2], where, turned=self.back
+                )
             self.kept = {(begin, end): (where, made)}
         return self.kept[begin, end]
 
@@ -229,7 +218,7 @@ class BlockKernel:
         return kernel.emissions_of(self.chain.hmm.log_emit, tokens, self._ends(begin, end))
 
     def _log_most(
-        self, where: kernel.Map, squares: kernel.Squares, emissions: kernel.Emissions
+        self, where: tiles_kernel.Map, squares: tiles_kernel.Squares, emissions: kernel.Emissions
     ) -> Float[Tensor, "B C"]:
         """The logs that were taken out of tiles and emissions."""
         assert where.shared is not None
@@ -257,7 +246,7 @@ class BlockKernel:
                 num_paths=num_paths,
                 given=given,
                 uniform=None if uniform is None else _with_before(uniform, begin, end, 2),
-                side=kernel.side(self.rows.shape[1]),
+                side=tiles_kernel.side(self.rows.shape[1]),
                 is_first=begin == 0,
             )
             places[:, :, begin:end] = made[:, :, 1:]

@@ -1,12 +1,12 @@
 """Passes over chains that use all states at every step, by Triton kernels."""
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from hmmlm.inference.chain import Chain
-from hmmlm.inference.recursion import Backward, DenseScaled, Forward
-from hmmlm.ops.dense_chain import kernel
+from hmmlm.inference.recursion import Backward, DenseScaled, Forward, OnGpu
+from hmmlm.ops.dense_chain import counts_kernel, kernel
 from hmmlm.ops.links import CountSums
 from hmmlm.ops.messages import scaled
 from hmmlm.ops.trace import kernel as trace_kernel
@@ -15,10 +15,8 @@ KEPT = 1 << 27
 """Cells of the messages of a stretch."""
 
 
-class DenseKernel:
+class DenseKernel(OnGpu):
     """Chains on a GPU that use all states at every step, in float32: a launch for each step."""
-
-    arithmetic = scaled
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
@@ -30,15 +28,6 @@ class DenseKernel:
     @property
     def stretch(self) -> int:
         return max(1, KEPT // (self.chain.batch * self.chain.hmm.num_states))
-
-    def leave(self, message: Tensor) -> Tensor:
-        return scaled.leave(message)
-
-    def add_emissions(
-        self, table: Tensor, start: int, posteriors: Tensor, seen: Bool[Tensor, "B C"]
-    ) -> None:
-        tokens = self.chain.tokens[:, start : start + seen.shape[1]]
-        table.index_add_(0, tokens[seen], posteriors[seen].to(table.dtype))
 
     def forward(
         self, start: int, stop: int, message: Tensor | None, *, keep: bool, best: bool = False
@@ -124,14 +113,14 @@ class DenseKernel:
             return Backward(messages.log() + backs.log() - meet.log(), returned, low)
         weight = passed.backs[:, 1] * chain.emission(start).exp()
         ones = torch.ones_like(times)
-        met = kernel.meet(passed, log_emit, tokens, restart, ends, ones)
+        met = counts_kernel.meet(passed, log_emit, tokens, restart, ends, ones)
         low |= passed.low[0] > 0
         used = torch.where(low, 0.0, times)
         # What was lost may be no number, which times nothing is not nothing: it is left out.
         unused = (used == 0)[:, None, None]
         met.messages.masked_fill_(unused, 0.0)
         met.pairs.mul_(used[:, None, None]).masked_fill_(unused, 0.0)
-        sums.add_rows(slice(0, len(self.matrix.sums)), kernel.pair_counts(self.matrix, met))
+        sums.add_rows(slice(0, len(self.matrix.sums)), counts_kernel.pair_counts(self.matrix, met))
         if before is None and chain.belief is not None:
             message, link = chain.entry()
             entering = torch.where(chain.restart[:, 0], 0.0, used)
@@ -159,7 +148,3 @@ class DenseKernel:
             turned=True,
         )
         return places[:, :, 1:]
-
-    def _ends(self, start: int, stop: int) -> Tensor:
-        """The steps that each row has in a stretch."""
-        return (self.chain.lengths - start).clamp(0, stop - start)

@@ -42,19 +42,19 @@ def _blocks(
     hmm: HMM, tokens: Tensor, restart: Tensor, ends: Tensor, times: Tensor, operand: torch.dtype
 ) -> KernelCounts:
     from hmmlm.ops.row_sums.kernel import sum_ordered
-    from hmmlm.ops.tile_chain import counts_kernel, kernel
+    from hmmlm.ops.tile_chain import counts_kernel, kernel, tiles_kernel
 
     support, table = hmm.support, hmm.transitions
     here = support.row_of_word[tokens]  # (B, T)
     active = torch.arange(tokens.shape[1], device=tokens.device) < ends[:, None]
     through = active & ~restart
-    before = torch.where(through, here.roll(1, 1), kernel.NONE)
-    where = kernel.Map(support.rows, here, before)
+    before = torch.where(through, here.roll(1, 1), tiles_kernel.NONE)
+    where = tiles_kernel.Map(support.rows, here, before)
     if isinstance(table, Factored):
         left, right = table.left.to(operand), table.right.to(operand)
-        squares = kernel.squares_of_factors(left, right, table.log_norm, where)
+        squares = tiles_kernel.squares_of_factors(left, right, table.log_norm, where)
     else:
-        squares = kernel.squares_of_table(table.log_trans, where)
+        squares = tiles_kernel.squares_of_table(table.log_trans, where)
     emissions = kernel.emissions_of(hmm.log_emit, tokens, ends)
     passed = kernel.run(squares, where, hmm.log_init, emissions, ends, both=True)
     met = kernel.meet(squares, emissions, passed, where, ends, times)
@@ -94,7 +94,7 @@ def _rows(table: Factored, operand: torch.dtype) -> Float[Tensor, "Z Z"]:
 def _dense(
     hmm: HMM, tokens: Tensor, restart: Tensor, ends: Tensor, times: Tensor, operand: torch.dtype
 ) -> KernelCounts:
-    from hmmlm.ops.dense_chain import kernel
+    from hmmlm.ops.dense_chain import counts_kernel, kernel
     from hmmlm.ops.row_sums.kernel import sum_rows
 
     table = hmm.transitions
@@ -103,8 +103,8 @@ def _dense(
     given = hmm.log_emit, tokens, restart, ends
     # Whether a zero is impossible or was lost nobody can tell without waiting: the row is redone.
     passed = kernel.run(matrix, hmm.log_init.exp(), *given, exact_zeros=False)
-    met = kernel.meet(passed, *given, times)
-    counts = kernel.pair_counts(matrix, met)
+    met = counts_kernel.meet(passed, *given, times)
+    counts = counts_kernel.pair_counts(matrix, met)
     flat = met.posteriors.flatten(0, 1)
     emit = sum_rows(tokens.flatten(), flat, hmm.vocab_size)
     starts = restart.flatten().to(flat.dtype) @ flat

@@ -187,6 +187,26 @@ class Stepwise:
         return [part.view(chain.batch, -1) for part in room.split(sizes)]
 
 
+class OnGpu:
+    """What passes by kernels share, of whatever kind the chain is."""
+
+    arithmetic = scaled
+    chain: Chain
+
+    def leave(self, message: Tensor) -> Tensor:
+        return scaled.leave(message)
+
+    def add_emissions(
+        self, table: Tensor, start: int, posteriors: Tensor, seen: Bool[Tensor, "B C"]
+    ) -> None:
+        tokens = self.chain.tokens[:, start : start + seen.shape[1]]
+        table.index_add_(0, tokens[seen], posteriors[seen].to(table.dtype))
+
+    def _ends(self, start: int, stop: int) -> Tensor:
+        """The steps that each row has in a stretch."""
+        return (self.chain.lengths - start).clamp(0, stop - start)
+
+
 class DenseScaled:
     """Chains that use all states at every step, with a transition matrix that fits in memory."""
 

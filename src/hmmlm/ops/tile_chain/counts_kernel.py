@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hmmlm.ops.kernels import precision_of
-from hmmlm.ops.tile_chain.kernel import (
+from hmmlm.ops.tile_chain.tiles_kernel import (
     NONE,
     Map,
     Squares,
