@@ -25,7 +25,7 @@ class Unigram:
     def __init__(self, tokens: Any, vocab_size: int) -> None:
         counts = np.zeros(vocab_size, dtype=np.int64)
         for start in range(0, max(1, len(tokens)), _CHUNK):  # an empty text is refused too
-            ids = _training_ids(tokens[start : start + _CHUNK], vocab_size)
+            ids = training_ids(tokens[start : start + _CHUNK], vocab_size)
             counts += np.bincount(ids, minlength=vocab_size)
         if counts.min() == 0:
             counts = counts + 1
@@ -41,8 +41,8 @@ class Unigram:
         reset_id: int | None = None,
     ) -> Scores:
         """log p(x_t) of each token; nothing is carried."""
-        scores = self.log_probs[_checked(tokens, self.vocab_size)]
-        return Scores(_until(scores, lengths).to(tokens.device), None)
+        scores = self.log_probs[check_tokens(tokens, self.vocab_size)]
+        return Scores(until(scores, lengths).to(tokens.device), None)
 
     def row_error(self, rows: int, seed: int) -> float:
         """|sum of all probabilities - 1|."""
@@ -65,7 +65,7 @@ class KneserNeyBigram:
     precision = "float64"
 
     def __init__(self, tokens: Any, vocab_size: int, *, eos_id: int | None = None) -> None:
-        words = _training_ids(tokens, vocab_size)
+        words = training_ids(tokens, vocab_size)
         self.vocab_size = vocab_size
         # Without <eos> the start is a context of its own, seen once.
         self.start = vocab_size if eos_id is None else eos_id
@@ -97,14 +97,14 @@ class KneserNeyBigram:
         reset_id: int | None = None,
     ) -> Scores:
         """log p(x_t | x_t-1) of each token; the carry is the context of the next one."""
-        words = _checked(tokens, self.vocab_size)
+        words = check_tokens(tokens, self.vocab_size)
         first = torch.full((len(words),), self.start) if carry is None else carry.cpu()
         after = words if reset_id is None else words.masked_fill(words == reset_id, self.start)
         contexts = torch.cat([first[:, None], after], 1)  # (B, T + 1), the last for the carry
         scores = self._probs(contexts[:, :-1], words).log()
         ends = torch.full((len(words),), words.shape[1]) if lengths is None else lengths.cpu()
         carried = contexts.gather(1, ends[:, None])[:, 0]
-        return Scores(_until(scores, lengths).to(tokens.device), carried)
+        return Scores(until(scores, lengths).to(tokens.device), carried)
 
     def next_log_probs(self, contexts: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
         """log p(. | h) for some contexts; `start` is the start of a sentence. O(B V)."""
@@ -130,7 +130,8 @@ def _discount(counts: np.ndarray) -> float:
     return ones / (ones + 2 * twos) if ones else 0.5
 
 
-def _training_ids(tokens: Any, vocab_size: int) -> np.ndarray:
+def training_ids(tokens: Any, vocab_size: int) -> np.ndarray:
+    """A text to count, checked."""
     words = np.asarray(tokens[:], dtype=np.int64)
     if len(words) == 0:
         raise InputError("There are no training tokens to count; the text is empty.")
@@ -138,7 +139,8 @@ def _training_ids(tokens: Any, vocab_size: int) -> np.ndarray:
     return words
 
 
-def _checked(tokens: Tensor, vocab_size: int) -> Tensor:
+def check_tokens(tokens: Tensor, vocab_size: int) -> Tensor:
+    """Tokens to score, on the CPU; ids outside the vocabulary are refused."""
     _check_ids(int(tokens.min()), int(tokens.max()), vocab_size)
     return tokens.cpu()
 
@@ -151,7 +153,8 @@ def _check_ids(least: int, most: int, vocab_size: int) -> None:
         )
 
 
-def _until(scores: Tensor, lengths: Tensor | None) -> Tensor:
+def until(scores: Tensor, lengths: Tensor | None) -> Tensor:
+    """Scores, 0 past the end of each row."""
     if lengths is None:
         return scores
     past = torch.arange(scores.shape[1]) >= lengths.cpu()[:, None]
