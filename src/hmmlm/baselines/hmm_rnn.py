@@ -1,0 +1,170 @@
+"""HMM+RNN, after Buys, Bisk & Choi 2018: an HMM whose transitions hear an LSTM of the words so far.
+
+Chiu & Rush 2020 compare with it. Theirs drops the HMM's independence step by step; this one keeps
+states and exact filtering, and lets transitions depend on all words before.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hmmlm.baselines.checks import check_rates
+from hmmlm.baselines.network import Carry, Network, Piece, drop, last_words, uniform, word_bias
+from hmmlm.baselines.recurrent import LstmLayer
+from hmmlm.params.checks import check_least
+
+RECIPE: dict[str, dict[str, Any]] = {
+    "data": {"layout": "streams", "reset": False, "batch_size": 20, "length": 35},
+    "train": {"learning_rate": 2e-3, "weight_decay": 0.01, "epochs": 40},
+}
+
+TINY = 1e-300
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`states`, which are also the width of the embeddings: the emissions are tied to them.
+
+    `width` is that of the LSTM, `dropout` is before and after it, `scale` the standard deviation of
+    embeddings and transition logits at the start. 600 of both are 9.6M numbers for 10,000 words.
+    """
+
+    states: int = 600
+    width: int = 600
+    dropout: float = 0.3
+    scale: float = 0.3
+
+    def __post_init__(self) -> None:
+        check_least(self, states=1, width=1, scale=0)
+        check_rates(self, "dropout")
+
+    def build(
+        self,
+        vocab_size: int,
+        *,
+        start_id: int,
+        word_probs: Float[Tensor, " V"] | None = None,
+        generator: torch.Generator,
+        dtype: torch.dtype = torch.float32,
+    ) -> "HmmRnn":
+        return HmmRnn(
+            vocab_size,
+            start_id,
+            settings=self,
+            word_probs=word_probs,
+            generator=generator,
+            dtype=dtype,
+        )
+
+
+class HmmRnn(Network):
+    """p(x_t | x_<t) = sum_z p(z | x_<t) p(x_t | z), where the belief is filtered exactly:
+
+    p(z_t | z_t-1, x_<t) = softmax over z_t of trans[z_t-1, z_t] + (W LSTM(x_<t) + b)[z_t], and
+    p(x | z) = softmax over x of words[x, z] + bias[x]. Before the first word the chain is in a
+    state of its own, the last row of `trans`.
+
+    A step takes O(Z^2), in float64 and without tables that change with time: the exponentials of
+    both logits multiply, so that sums over states are products with one matrix.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        start_id: int,
+        *,
+        settings: Settings,
+        word_probs: Float[Tensor, " V"] | None = None,
+        generator: torch.Generator,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__(vocab_size, start_id)
+        states, width, self.rate = settings.states, settings.width, settings.dropout
+        self.num_states = states
+
+        def noise(*shape: int) -> nn.Parameter:
+            drawn = torch.randn(*shape, generator=generator, dtype=dtype)
+            return nn.Parameter(settings.scale * drawn)
+
+        self.words = noise(vocab_size, states)
+        self.bias = word_bias(vocab_size, word_probs, dtype)
+        self.trans = noise(states + 1, states)
+        self.layer = LstmLayer(states, width, generator=generator, dtype=dtype)
+        bound = width**-0.5
+        self.push = nn.Parameter(
+            uniform(states, width, bound=bound, generator=generator, dtype=dtype)
+        )
+        self.push_bias = nn.Parameter(torch.zeros(states, dtype=dtype))
+
+    def cold(self, rows: int) -> Carry:
+        numbers: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
+        belief = torch.zeros(rows, self.num_states + 1, dtype=torch.float64, device=self.device)
+        belief[:, -1] = 1.0
+        return {
+            "word": torch.full((rows,), self.start_id, device=self.device),
+            "h": torch.zeros(rows, self.layer.width, **numbers),
+            "c": torch.zeros(rows, self.layer.width, **numbers),
+            "belief": belief,
+        }
+
+    def _read(
+        self,
+        tokens: Int[Tensor, "B T"],
+        lengths: Int[Tensor, " B"] | None,
+        carry: Carry,
+        generator: torch.Generator | None,
+    ) -> Piece:
+        inputs = torch.cat([carry["word"][:, None], tokens[:, :-1]], 1)
+        heard, h, c = self._hear(inputs, lengths, carry, generator)
+        emit = F.embedding(tokens, self._log_emit()).double()  # (B, T, Z)
+        highest = emit.detach().amax(2, keepdim=True)
+        probs, leave = (emit - highest).exp(), self._leave()
+        ends = None if lengths is None else lengths.to(tokens.device)
+        belief, scores = carry["belief"], []
+        for step in range(tokens.shape[1]):
+            joint = _move(belief, leave, heard[:, step]) * probs[:, step]
+            total = joint.sum(1, keepdim=True)
+            scores.append(total[:, 0].log())
+            new = F.pad(joint / total, (0, 1))
+            belief = new if ends is None else torch.where(step < ends[:, None], new, belief)
+        found = (torch.stack(scores, 1) + highest[:, :, 0]).to(self.dtype)
+        after = {"word": last_words(tokens, lengths), "h": h, "c": c, "belief": belief}
+        return Piece(found, after)
+
+    def next_log_probs(self, carry: Carry) -> Float[Tensor, "B V"]:
+        heard, _, _ = self._hear(carry["word"][:, None], None, carry, None)
+        coming = _move(carry["belief"], self._leave(), heard[:, 0])
+        return (coming @ self._log_emit().double().exp().T).log().to(self.dtype)
+
+    def _hear(
+        self,
+        inputs: Int[Tensor, "B T"],
+        lengths: Int[Tensor, " B"] | None,
+        carry: Carry,
+        generator: torch.Generator | None,
+    ) -> tuple[Float[Tensor, "B T Z"], Tensor, Tensor]:
+        """What the words so far do to each destination, a factor of at most one; and the state."""
+        out = drop(F.embedding(inputs, self.words), self.rate, generator)
+        out, (h, c) = self.layer(out, (carry["h"], carry["c"]), lengths)
+        out = F.linear(drop(out, self.rate, generator), self.push, self.push_bias).double()
+        return (out - out.detach().amax(2, keepdim=True)).exp(), h, c
+
+    def _leave(self) -> Float[Tensor, "S Z"]:
+        """exp(trans), the largest of each row one."""
+        trans = self.trans.double()
+        return (trans - trans.detach().amax(1, keepdim=True)).exp()
+
+    def _log_emit(self) -> Float[Tensor, "V Z"]:
+        return F.log_softmax(self.words + self.bias[:, None], 0)
+
+
+def _move(
+    belief: Float[Tensor, "B S"], leave: Float[Tensor, "S Z"], heard: Float[Tensor, "B Z"]
+) -> Float[Tensor, "B Z"]:
+    """sum_s belief(s) leave(s, z) heard(z) / sum_z' leave(s, z') heard(z')."""
+    sums = (heard @ leave.T).clamp(min=TINY)  # (B, S)
+    return heard * ((belief / sums) @ leave)

@@ -1,0 +1,10 @@
+"""The neural models by name; each module has `Settings` with `build`, and a `RECIPE` for a run."""
+
+from hmmlm.baselines import awd_lstm, feed_forward, hmm_rnn, lstm
+
+NEURAL = {
+    "feed_forward": feed_forward,
+    "lstm": lstm,
+    "awd_lstm": awd_lstm,
+    "hmm_rnn": hmm_rnn,
+}
