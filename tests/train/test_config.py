@@ -227,7 +227,10 @@ def test_the_recipes_of_em():
         (em(pseudocount=-1), r"pseudocount is -1\.0 but must be at least 0"),
         (em(tie="rows"), "tie is 'rows' but must be one of none, emit, trans"),
         (em(gradient_steps=0), "gradient_steps is 0 but must be at least 1"),
-        ({"train": {"optimiser": "sgd"}}, "optimiser is 'sgd' but must be one of adamw, em, gem"),
+        (
+            {"train": {"optimiser": "adam"}},
+            "optimiser is 'adam' but must be one of adamw, sgd, em, gem",
+        ),
         ({"train": {"optimiser": 3}}, r"train\.optimiser is 3 but must be a text"),
         ({"train": {"pseudocount": 0.1}}, "pseudocount needs expected counts; use optimiser em"),
         ({"data": {"labels": "x"}}, "labels needs expected counts; use optimiser em or gem"),

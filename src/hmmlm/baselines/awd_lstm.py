@@ -11,25 +11,32 @@ from hmmlm.baselines.checks import check_rates
 from hmmlm.baselines.lstm import LstmLM, Regularising
 from hmmlm.params.checks import check_least
 
-RECIPE: dict[str, dict[str, Any]] = {
-    "data": {
-        "layout": "streams",
-        "reset": False,
-        "batch_size": 20,
-        "length": 70,
-        "vary_length": True,
+_DATA = {
+    "layout": "streams",
+    "reset": False,
+    "batch_size": 20,
+    "length": 70,
+    "vary_length": True,
+}
+RECIPES: dict[str, dict[str, dict[str, Any]]] = {
+    "sgd": {
+        "data": _DATA,
+        "train": {
+            "learning_rate": 30.0,
+            "weight_decay": 1.2e-6,
+            "clip": 0.25,
+            "schedule": "constant",
+            "warmup_steps": 0,
+            "average_after": 5,
+            "epochs": 500,
+        },
     },
-    "train": {
-        "optimiser": "sgd",
-        "learning_rate": 30.0,
-        "weight_decay": 1.2e-6,
-        "clip": 0.25,
-        "schedule": "constant",
-        "warmup_steps": 0,
-        "average_after": 5,
-        "epochs": 500,
+    "adamw": {
+        "data": _DATA,
+        "train": {"learning_rate": 3e-3, "weight_decay": 0.01, "clip": 0.25, "epochs": 80},
     },
 }
+"""Merity et al.'s own, and a shorter one."""
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,11 @@ from hmmlm.baselines.network import (
 )
 from hmmlm.params.checks import check_least
 
-RECIPE: dict[str, dict[str, Any]] = {
-    "data": {"layout": "streams", "reset": False, "batch_size": 128, "length": 64},
-    "train": {"learning_rate": 1e-3, "weight_decay": 0.01, "epochs": 100},
+RECIPES: dict[str, dict[str, dict[str, Any]]] = {
+    "adamw": {
+        "data": {"layout": "streams", "reset": False, "batch_size": 128, "length": 64},
+        "train": {"learning_rate": 1e-3, "weight_decay": 0.01, "epochs": 100},
+    }
 }
 
 

@@ -17,9 +17,11 @@ from hmmlm.baselines.network import Carry, Network, Piece, drop, last_words, uni
 from hmmlm.baselines.recurrent import LstmLayer
 from hmmlm.params.checks import check_least
 
-RECIPE: dict[str, dict[str, Any]] = {
-    "data": {"layout": "streams", "reset": False, "batch_size": 20, "length": 35},
-    "train": {"learning_rate": 2e-3, "weight_decay": 0.01, "epochs": 40},
+RECIPES: dict[str, dict[str, dict[str, Any]]] = {
+    "adamw": {
+        "data": {"layout": "streams", "reset": False, "batch_size": 20, "length": 35},
+        "train": {"learning_rate": 2e-3, "weight_decay": 0.01, "epochs": 40},
+    }
 }
 
 TINY = 1e-300

@@ -1,4 +1,4 @@
-"""The neural models by name; each module has `Settings` with `build`, and a `RECIPE` for a run."""
+"""The neural models by name: modules with `Settings` that `build`, and `RECIPES` by optimiser."""
 
 from hmmlm.baselines import awd_lstm, feed_forward, hmm_rnn, lstm
 

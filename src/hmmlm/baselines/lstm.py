@@ -24,9 +24,11 @@ from hmmlm.baselines.network import (
 from hmmlm.baselines.recurrent import LstmLayer
 from hmmlm.params.checks import check_least
 
-RECIPE: dict[str, dict[str, Any]] = {
-    "data": {"layout": "streams", "reset": False, "batch_size": 16, "length": 32},
-    "train": {"learning_rate": 1e-3, "weight_decay": 0.01, "epochs": 50},
+RECIPES: dict[str, dict[str, dict[str, Any]]] = {
+    "adamw": {
+        "data": {"layout": "streams", "reset": False, "batch_size": 16, "length": 32},
+        "train": {"learning_rate": 1e-3, "weight_decay": 0.01, "epochs": 50},
+    }
 }
 
 

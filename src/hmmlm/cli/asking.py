@@ -25,6 +25,7 @@ from hmmlm.errors import InputError, counted
 
 if TYPE_CHECKING:
     from hmmlm.model import Model
+    from hmmlm.neural_model import NeuralModel
 
 Folder = Annotated[Path, typer.Argument(help="A model's folder.")]
 Text = Annotated[
@@ -46,8 +47,8 @@ def evaluate(
     """Perplexity of a model on a text, every token counted once."""
     from hmmlm.data.corpus import read_lines
     from hmmlm.data.shards import Corpus, TokenArray, check_vocabulary
-    from hmmlm.evaluate import HmmLM, parse_mode
     from hmmlm.evaluate import evaluate as run
+    from hmmlm.evaluate import parse_mode
 
     parse_mode(mode)
     loaded = _load(model, device)
@@ -70,11 +71,11 @@ def evaluate(
         tokens = TokenArray.from_ids(np.concatenate(list(lines)), eos_id=loaded.tokenizer.eos_id)
     with progress_bar("Evaluating", len(tokens)) as bar:
         result = run(
-            HmmLM(loaded.hmm),
+            loaded.lm,
             tokens,
             mode=mode,
             eos_id=loaded.tokenizer.eos_id,
-            device=loaded.hmm.device,
+            device=loaded.device,
             progress=lambda done: bar.advance(bar.task_ids[0], done),
         )
     say(
@@ -132,7 +133,7 @@ def tag(
 
     A model that was trained with labels gives the label that owns the state; --json has both.
     """
-    loaded = _load(model, device)
+    loaded = _load_hmm(model, device)
     states: list[list[int]] = []
     tags: list[list[str]] = []
     tokens = 0
@@ -218,6 +219,7 @@ def info(
     """What is in a model's folder, a corpus' or a file of clusters; what runs on a device."""
     if folder is None and device is None:
         raise InputError("Give a folder or a file, or --device to see what runs there.")
+    hmm: Any = None
     if folder is None:
         result = {}
     elif folder.is_file():
@@ -225,12 +227,15 @@ def info(
     elif (folder / "corpus.json").exists():
         result = _corpus_info(folder)
     else:
-        loaded = _load(folder, "cpu" if device is None else device)
-        result = _model_info(loaded)
+        place = "cpu" if device is None else device
         if states:
+            loaded = _load_hmm(folder, place)
             say_states(loaded, range(min(states, loaded.hmm.num_states)))
+        else:
+            loaded = _load(folder, place)
+        result, hmm = _model_info(loaded), getattr(loaded, "hmm", None)
     if device is not None:
-        result |= device_info(pick_device(device), loaded.hmm if "support" in result else None)
+        result |= device_info(pick_device(device), hmm)
     for key, value in result.items():
         for name, shown in _table_lines(key, value):
             say_fact(name.replace("_", " "), _shown(shown))
@@ -295,9 +300,19 @@ def say_states(model: "Model", states: Iterable[int]) -> None:
         say(line.rstrip())
 
 
-def _model_info(model: "Model") -> dict[str, Any]:
+def _model_info(model: "Model | NeuralModel") -> dict[str, Any]:
     from hmmlm.clusters.clustering import balance
+    from hmmlm.neural_model import NeuralModel
 
+    made_by = {
+        "made_by": f"hmmlm {model.config.get('hmmlm_version', 'unknown')}",
+        "training": model.config.get("training", "unknown"),
+    }
+    if isinstance(model, NeuralModel):
+        weights = list(model.network.parameters())
+        size = {"numbers": sum(weight.numel() for weight in weights)}
+        words = {"kind": model.kind, "vocabulary": model.network.vocab_size}
+        return {**words, **size, "dtype": model.network.precision, **made_by}
     hmm, support = model.hmm, model.hmm.support
     sizes = (support.rows >= 0).sum(1)
     kind = "dense" if support.is_dense else "blocks" if support.is_partition else "overlapping"
@@ -311,8 +326,7 @@ def _model_info(model: "Model") -> dict[str, Any]:
         "transitions": type(hmm.transitions).__name__.lower(),
         "numbers": sum(field.numel() for field in hmm.fields()),
         "dtype": str(hmm.dtype).removeprefix("torch."),
-        "made_by": f"hmmlm {model.config.get('hmmlm_version', 'unknown')}",
-        "training": model.config.get("training", "unknown"),
+        **made_by,
     }
     if kind == "blocks":
         made = model.config.get("blocks", {})
@@ -335,7 +349,15 @@ def _corpus_info(folder: Path) -> dict[str, Any]:
     return result
 
 
-def _load(folder: Path, device: str) -> "Model":
+def _load(folder: Path, device: str) -> "Model | NeuralModel":
+    from hmmlm.neural_model import load_model
+
+    place = pick_device(device)
+    with progress_bar(f"Loading {folder}", None):
+        return load_model(folder, device=place)
+
+
+def _load_hmm(folder: Path, device: str) -> "Model":
     from hmmlm.model import Model
 
     place = pick_device(device)

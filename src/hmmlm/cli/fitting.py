@@ -1,6 +1,5 @@
 """A training in its folder: what is built, followed step by step, and written at the end."""
 
-import hashlib
 import math
 import signal
 import time
@@ -8,12 +7,12 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import Any, NamedTuple
+from typing import Any
 
-from hmmlm.cli.clustering import blocks_support
+from hmmlm.cli.building import build_hmm, build_other
 from hmmlm.cli.output import progress_bar, say, warn
-from hmmlm.cli.texts import check_validation, not_there, open_labels
-from hmmlm.errors import InputError, counted
+from hmmlm.cli.texts import check_validation
+from hmmlm.errors import InputError
 from hmmlm.storage import check_space
 
 
@@ -32,65 +31,29 @@ def fit(
     """
     import torch
 
-    from hmmlm.baselines.ngram import Unigram
-    from hmmlm.evaluate import HmmLM, evaluate
-    from hmmlm.model import Model
-    from hmmlm.params.scalar import Scalar
-    from hmmlm.train.config import make_batches, validation_mode, with_sizes
-    from hmmlm.train.estimate import estimate as cost_of
-    from hmmlm.train.labels import check_labels, share_states
+    from hmmlm.evaluate import evaluate
+    from hmmlm.train.config import make_batches, validation_mode
     from hmmlm.train.learner import make_learner
     from hmmlm.train.loop import Diverged, Training
-    from hmmlm.train.memory import check_tables
     from hmmlm.train.run import Interrupts, open_run
     from hmmlm.train.sgd import Sgd
 
     check_validation(corpus, config)
     tokens, words, device = corpus.split("train"), corpus.tokenizer, ranks.device
-    config, start = _start(corpus, config, ranks, out if resume else None)
-    labels, label_of_state = open_labels(corpus, config), None
-    tags = () if labels is None else labels.tags
-    known = {} if labels is None else {"labels": labels.identity()}
-    known |= {} if start is None else {"start": start.identity}
-    ranks.agree({f"the content of {name}": found for name, found in known.items()})
-    config, reason = with_sizes(config, len(tokens), words.vocab_size, len(tags))
-    if start is None:
-        support, facts = ranks.once(_make_support, corpus, config, indent)
+    if config.is_hmm:
+        built = build_hmm(corpus, config, ranks, indent, out if resume else None)
     else:
-        support, facts = start.support, {}
-    if labels is not None:
-        label_of_state = share_states(config.model.states, len(tags))
-        check_labels(support, label_of_state, labels, tokens, words)
-        facts["labels"] = {"tags": tags, "states_per_tag": config.model.states // len(tags)}
-    if config.learner.optimiser != "adamw" and (start is None or start.hmm is None):
-        check_tables(support, device)
-    cost = cost_of(
-        config,
-        words.vocab_size,
-        blocks=max(1, support.num_states // support.width),
-        validation="valid" in corpus.splits,
-    )
-    say(
-        f"{config.model.kind}, {counted(support.num_states, 'state')}{reason}; {cost.parameters:,} "
-        f"parameters, about {cost.total_memory / 1e6:,.0f} MB and "
-        f"{cost.total_flops / 1e9:,.1f} GFLOP a {cost.unit}",
-        indent=indent,
-    )
-    if ranks.ranks > 1:
-        rows = config.data.batch_size // ranks.ranks
-        say(f"{ranks.ranks:,} ranks, each {counted(rows, 'row')} of a batch", indent=indent)
-    ranks.once(check_space, out, cost.file_bytes)
-    if start is not None and start.hmm is not None:
-        model = Scalar.from_hmm(start.hmm).to(device)
-    elif start is not None:  # the checkpoint has the weights
-        model = Scalar(support, generator=torch.Generator(), dtype=start.dtype).to(device)
-    else:
-        generator = torch.Generator().manual_seed(config.seed)
-        frequency = ranks.once(lambda: Unigram(tokens, words.vocab_size).log_probs).exp().float()
-        model = config.params.build(support, word_probs=frequency, generator=generator).to(device)
+        built = build_other(corpus, config, ranks, indent)
+    config, model, labels = built.config, built.model, built.labels
+    ranks.once(check_space, out, built.file_bytes)
     batches = make_batches(config, tokens, None if labels is None else labels.ids, ranks)
     learner = make_learner(
-        config, model, support, eos_id=words.eos_id, label_of_state=label_of_state, ranks=ranks
+        config,
+        model,
+        built.support,
+        eos_id=words.eos_id,
+        label_of_state=built.label_of_state,
+        ranks=ranks,
     )
 
     if isinstance(learner, Sgd):
@@ -103,7 +66,7 @@ def fit(
     def validate(model: Any) -> float:
         held_out = corpus.split("valid")
         found = evaluate(
-            HmmLM(model()),
+            built.face(model),
             held_out,
             mode=validation_mode(config.data),
             eos_id=words.eos_id,
@@ -117,8 +80,8 @@ def fit(
         settings=config.train,
         evaluate=partial(ranks.once, validate) if "valid" in corpus.splits else None,
     )
-    about, source = _describe(corpus, config, support, known)
-    described = {"training": {**config.as_tables(), "device": device}, **facts}
+    about, source = _describe(corpus, config, built.known)
+    described = {"training": {**config.as_tables(), "device": device}, **built.facts}
     began, trouble, stopped = time.perf_counter(), None, False
     with ExitStack() as stack:
         run: Any = None
@@ -127,8 +90,8 @@ def fit(
             run = stack.enter_context(opened)
             if run.unlocked:
                 warn(f"{out} cannot be locked ({run.unlocked}); let no other process train there.")
-            if start is not None and not resume:
-                run.keep_support(support, model.init_logits.dtype)
+            if built.start is not None and not resume:
+                built.start(run)
         interrupts = stack.enter_context(Interrupts())
         state = ranks.once(lambda: run.checkpoints.read())
         if state is not None:
@@ -144,8 +107,7 @@ def fit(
             described["stopped"] = str(error)
         if stopped:
             _leave(ranks.once(lambda: run.checkpoints.newest()), out, interrupts.asked)
-        with torch.no_grad():
-            made = Model(model().to("cpu"), words, described)
+        made = built.keep(described)
         ranks.once(lambda: _finish(run, made))
     seconds = time.perf_counter() - began
     if trouble is not None:
@@ -159,27 +121,8 @@ def fit(
     return {"folder": str(out), "steps": training.step, "seconds": round(seconds, 3), "val": best}
 
 
-def _make_support(corpus: Any, config: Any, indent: int) -> tuple[Any, dict[str, Any]]:
-    """Which states may emit which word, and facts about it for the model's config."""
-    from hmmlm.support import Support
-
-    model = config.model
-    if not model.blocks and not model.clusters:
-        return Support.dense(corpus.tokenizer.vocab_size, model.states), {}
-    support, blocks = blocks_support(
-        corpus,
-        model.states,
-        blocks=model.blocks or None,
-        clusters=Path(model.clusters) if model.clusters else None,
-        method=model.cluster_by,
-        like_hmm_lm=model.like_hmm_lm,
-        indent=indent,
-    )
-    return support, {"blocks": blocks}
-
-
 def _describe(
-    corpus: Any, config: Any, support: Any, known: dict[str, str]
+    corpus: Any, config: Any, known: dict[str, str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """What must be the same when a run goes on; and where its files are, which may be elsewhere.
 
@@ -194,15 +137,7 @@ def _describe(
         if key in tables[table]:
             source[key] = str(Path(tables[table].pop(key)).absolute())
     about = {"config": tables, "corpus": corpus.identity()}
-    about["support"] = _digest(support.rows, support.row_of_word)
     return about | known, source
-
-
-def _digest(*tensors: Any) -> str:
-    found = hashlib.sha256()
-    for tensor in tensors:
-        found.update(tensor.cpu().contiguous().numpy())
-    return found.hexdigest()[:16]
 
 
 def _follow(training: Any, run: Any, interrupts: Any, ranks: Any) -> bool:
@@ -295,45 +230,3 @@ def _leave(last: int | None, folder: Path, number: int | None) -> None:
     """Ends the program as a signal asked, and says how to go on."""
     warn(f"Stopped; hmmlm train --resume {quote(str(folder))} goes on after step {last or 0:,}.")
     raise SystemExit(128 + (number or signal.SIGTERM))
-
-
-class _Start(NamedTuple):
-    """A model to start from; where it is gone and a checkpoint has its weights, what is known."""
-
-    support: Any
-    dtype: Any
-    identity: str
-    hmm: Any = None
-
-
-def _start(corpus: Any, config: Any, ranks: Any, begun: Path | None) -> tuple[Any, _Start | None]:
-    """The configuration with the sizes of the model to start from, and that model.
-
-    `begun` is the folder of the run that goes on, if one does.
-    """
-    from hmmlm.data.shards import check_vocabulary
-    from hmmlm.model import Model
-    from hmmlm.train.config import with_start
-    from hmmlm.train.memory import check_tables
-
-    place = config.learner.start
-    if not place:
-        return config, None
-    if begun is not None and not all(ranks.gather(Path(place).exists())):
-        return config, ranks.once(_lost_start, begun, place)
-    model = Model.load(place)
-    check_vocabulary(corpus, model.tokenizer)
-    check_tables(model.hmm.support, ranks.device)
-    hmm = model.hmm
-    start = _Start(hmm.support, hmm.dtype, _digest(*hmm.fields()), hmm)
-    return with_start(config, hmm), start
-
-
-def _lost_start(run: Path, place: str) -> _Start:
-    """What a run has kept of the model that it started from."""
-    from hmmlm.train.run import read_run, read_support
-
-    kept = read_support(run)
-    if kept is None:
-        raise not_there("train.start", place, run)
-    return _Start(*kept, read_run(run)[0].get("start", ""))

@@ -90,6 +90,7 @@ def sweep(
 
 def _read_sweep(source: Path, out: Path | None) -> list[Run]:
     """The runs that a file asks for, all of their settings checked."""
+    from hmmlm.baselines.kinds import NEURAL
     from hmmlm.train.config import make_config, override, read_config
 
     tables: dict[str, Any] = read_config(source)
@@ -109,7 +110,7 @@ def _read_sweep(source: Path, out: Path | None) -> list[Run]:
     for settings in [*_grid(asked.get("grid", {})), *_list(asked.get("list", []))]:
         changes = _changes({**_flat(tables), **settings})
         merged = override({}, changes)
-        make_config(merged)  # as the training itself will
+        make_config(merged, NEURAL)  # as the training itself will
         check_places(merged, source)
         runs.append(Run(folder / _name(settings), settings, changes))
     if not runs:
@@ -174,7 +175,7 @@ def _name(settings: dict[str, Any]) -> str:
 
 def _is_finished(folder: Path) -> bool:
     """Whether a training has come to its end there."""
-    from hmmlm.model import CONFIG
+    from hmmlm.text_model import CONFIG
     from hmmlm.train.run import RUN
 
     return (folder / CONFIG).exists() and not (folder / RUN).exists()
@@ -182,7 +183,8 @@ def _is_finished(folder: Path) -> bool:
 
 def _check_settings(run: Run) -> None:
     """Refuses a finished run of other settings: its name says only those that the sweep varies."""
-    from hmmlm.model import CONFIG
+    from hmmlm.baselines.kinds import NEURAL
+    from hmmlm.text_model import CONFIG
     from hmmlm.train.config import make_config, override
 
     try:
@@ -193,7 +195,7 @@ def _check_settings(run: Run) -> None:
             f"{run.folder / CONFIG} does not say how its model was trained; remove the folder or "
             "choose another with --out."
         ) from None
-    asked = _flat(make_config(override({}, run.changes)).as_tables())
+    asked = _flat(make_config(override({}, run.changes), NEURAL).as_tables())
     chosen = {"model.states", "model.blocks"} - asked.keys()
     for key in [key for key in {**kept, **asked} if key not in chosen]:
         if _place(key, kept.get(key)) != _place(key, asked.get(key)):
@@ -289,7 +291,7 @@ def _stopped_like_ctrl_c() -> Iterator[None]:
 def _outcome(run: Run, state: str) -> Outcome:
     """A finished run by its metrics; its seconds are those of training, without validation."""
     from hmmlm.explore.curves import best_check, read_metrics
-    from hmmlm.model import CONFIG
+    from hmmlm.text_model import CONFIG
 
     stopped = json_format.loads((run.folder / CONFIG).read_bytes()).get("stopped")
     if stopped is not None:

@@ -113,13 +113,17 @@ def not_there(name: str, place: str, run: Path) -> InputError:
 def check_validation(corpus: Any, config: Any) -> None:
     """Refuses settings that ask validation where there is none."""
     train = config.train
-    asked = "schedule plateau" if train.schedule == "plateau" else "early_stop"
-    if "valid" in corpus.splits or (train.schedule != "plateau" and not train.early_stop):
+    needs = {
+        "schedule plateau": train.schedule == "plateau",
+        "early_stop": train.early_stop > 0,
+        "average_after": train.average_after > 0,
+    }
+    asked = next((name for name, is_asked in needs.items() if is_asked), None)
+    if "valid" in corpus.splits or asked is None:
         return
     if config.data.text:
         way_out = f"give at least {2 * HELD_OUT} lines, of which some are held out"
     else:
         way_out = "prepare the corpus with --valid"
-    raise InputError(
-        f"{asked} needs validation text, and there is none; {way_out}, or leave it out."
-    )
+    leave = "set it to 0" if asked == "average_after" else "leave it out"
+    raise InputError(f"{asked} needs validation text, and there is none; {way_out}, or {leave}.")

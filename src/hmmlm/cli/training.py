@@ -56,7 +56,9 @@ def train(
         str | None,
         typer.Option(  # its name said: some versions of typer take a metavar like it instead
             "--kind",
-            help="The parameterisation: scalar, lowrank, mlp or transformer.",
+            "--model",
+            help="What to train: an HMM by its parameterisation (scalar, lowrank, mlp or "
+            "transformer), or feed_forward, lstm, awd_lstm or hmm_rnn to compare with.",
             metavar="KIND",
         ),
     ] = None,
@@ -95,7 +97,7 @@ def train(
     optimiser: Annotated[
         str | None,
         typer.Option(
-            help="adamw, em (Baum-Welch, for kind scalar) or gem (gradients towards counts).",
+            help="adamw, sgd, em (Baum-Welch, for kind scalar) or gem (gradients towards counts).",
             metavar="NAME",
         ),
     ] = None,
@@ -190,6 +192,7 @@ def train(
 
 def _configure(run: Path | None, begun: Any, changes: list[str], named: dict[str, Any]) -> Any:
     """The configuration of what was begun, a file over it, then changes, then options."""
+    from hmmlm.baselines.kinds import NEURAL
     from hmmlm.train.config import FILES, make_config, override, read_config
 
     tables, source = ({}, {}) if begun is None else (begun[0]["config"], begun[1])
@@ -215,7 +218,7 @@ def _configure(run: Path | None, begun: Any, changes: list[str], named: dict[str
         table, _, key = name.partition(".")
         if key in source and not (other_text and key in ("corpus", "text")):
             tables.setdefault(table, {}).setdefault(key, source[key])
-    config = make_config(tables)
+    config = make_config(tables, NEURAL)
     if run is not None:
         check_places(tables, run)
     return config
@@ -226,7 +229,7 @@ def _is_over(folder: Path, again: bool) -> bool:
 
     Where nobody has asked for it `again`, a model that is as it should be is not taken for one.
     """
-    from hmmlm.model import read_model_config
+    from hmmlm.text_model import read_model_config
     from hmmlm.train.run import settle
 
     try:

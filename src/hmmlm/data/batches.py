@@ -1,5 +1,6 @@
 """Batches of a token sequence, in three layouts, each with a position that can be saved."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from hmmlm.data.shards import TokenArray
 from hmmlm.errors import InputError, counted
 
 _SECTION = 1 << 20
+_SHORT = 0.05  # of slices that vary, the share that is half as long
 _CHUNK = 1 << 22
 
 
@@ -111,18 +113,54 @@ class Streams(_Batches):
     epoch restarts. Rows differ by one token at most, the longer ones first: the last batch may
     have fewer rows, those that are over are missing at its end. With fewer tokens than rows there
     is one row per token.
+
+    With `vary` slices are cut anew each epoch, drawn from (seed, epoch) as by Merity et al. 2017,
+    section 5: around `length`, one in twenty around half of it. There are always as many.
     """
+
+    def __init__(
+        self,
+        tokens: TokenArray,
+        batch_size: int,
+        length: int,
+        *,
+        vary: bool = False,
+        seed: int = 0,
+        labels: TokenArray | None = None,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
+        self.vary, self.seed, self._cut_for = vary, seed, -1
+        super().__init__(tokens, batch_size, length, labels=labels, rank=rank, ranks=ranks)
 
     def _lay_out(self) -> None:
         rows = min(self.batch_size, len(self.tokens))
         short, longer = divmod(len(self.tokens), rows)
         self._row_lengths = short + (np.arange(rows) < longer)
         self._row_starts = np.cumsum(self._row_lengths) - self._row_lengths
-        self.num_batches = -(-int(self._row_lengths[0]) // self.length)
+        longest = int(self._row_lengths[0])
+        self.num_batches = -(-longest // self.length)
+        if self.vary:
+            mean = self.length * (1 - _SHORT / 2)
+            self.num_batches = min(longest, math.ceil(longest / mean))
+
+    def _cut(self, epoch: int) -> None:
+        """Where the slices of an epoch begin and end: each has a token, and chance has the rest."""
+        random, count = np.random.default_rng((self.seed, epoch)), self.num_batches
+        usual = np.where(random.random(count) < _SHORT, self.length / 2, self.length)
+        sizes = np.maximum(random.normal(usual, self.length / 14), self.length / 14)
+        share = np.cumsum(sizes) / sizes.sum()
+        rest = int(self._row_lengths[0]) - count
+        self._cuts = np.append(0, np.arange(1, count + 1) + np.round(share * rest).astype(np.int64))
+        self._cut_for = epoch
 
     def _batch(self, epoch: int, index: int) -> Batch:
-        done = index * self.length
-        lengths = np.minimum(self._row_lengths - done, self.length)
+        done, size = index * self.length, self.length
+        if self.vary:
+            if epoch != self._cut_for:
+                self._cut(epoch)
+            done, size = int(self._cuts[index]), int(self._cuts[index + 1] - self._cuts[index])
+        lengths = np.minimum(self._row_lengths - done, size)
         lengths = lengths[lengths > 0][self._own]
         starts = self._row_starts[self._own][: len(lengths)] + done
         return _rows(self.tokens, self.labels, starts, lengths, restart=index == 0)

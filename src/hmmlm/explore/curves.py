@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hmmlm.errors import InputError
-from hmmlm.model import METRICS
+from hmmlm.text_model import METRICS
 from hmmlm.train.loop import Progress
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from typing import Any
 from hmmlm.data.batches import Packed, Streams, Windows
 from hmmlm.data.shards import TokenArray
 from hmmlm.errors import InputError, counted
+from hmmlm.evaluate import parse_mode
 from hmmlm.hmm import HMM
 from hmmlm.params import lowrank, mlp, scalar, transformer
 from hmmlm.train.checkpoint import Saving
@@ -37,6 +38,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 _COUNTING = {"accumulate": 0, "schedule": "constant", "warmup_steps": 0, "weight_decay": 0.0}
 LEARNING: dict[str, dict[str, Any]] = {
     "adamw": {},
+    "sgd": {},
     "em": {"learning_rate": 1.0, "epochs": 30, "pseudocount": 0.01, **_COUNTING},
     "gem": {"epochs": 30, **_COUNTING},
 }
@@ -44,6 +46,19 @@ LEARNING: dict[str, dict[str, Any]] = {
 
 STEPWISE = {"learning_rate": 0.7, "schedule": "power"}
 """What some batches a step change in that of EM: at rate 1 a step would forget all others."""
+
+DESCENT = ("adamw", "sgd")
+"""The optimisers that follow the gradient of a loss."""
+
+HMM_TRAIN = (
+    "dropout",
+    "dropout_last",
+    "pseudocount",
+    "tie",
+    "gradient_steps",
+    "start",
+)
+"""Settings of the train table that are for HMMs alone."""
 
 LAYOUTS = ("packed", "streams", "windows")
 
@@ -60,7 +75,10 @@ class DataSettings:
     `layout`: "packed" whole sentences, "streams" that go on from batch to batch with the belief
     carried over, or "windows", each a cold start. Streams stay in the order of the text, the rows
     of others are drawn anew each epoch. With `reset` the chain starts afresh after every
-    `<eos>`. `labels` is a file with what is known of the words' states: `data.labels.read_labels`.
+    `<eos>`. With `vary_length` the slices of streams are cut anew each epoch, and the learning rate
+    is in proportion to their length. `validation` is how validation text is read; if it is empty,
+    as in training. `labels` is a file with what is known of the words' states:
+    `data.labels.read_labels`.
     """
 
     corpus: str = ""
@@ -70,6 +88,8 @@ class DataSettings:
     length: int = 64
     layout: str = "packed"
     reset: bool = True
+    vary_length: bool = False
+    validation: str = ""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "length"):
@@ -82,6 +102,13 @@ class DataSettings:
                 "reset is false but layout packed restarts at each sentence; use layout streams or "
                 "windows, or leave reset out."
             )
+        if self.vary_length and self.layout != "streams":
+            raise InputError(
+                f"vary_length cuts streams anew but layout is {self.layout}; use layout streams, "
+                f"or leave vary_length out."
+            )
+        if self.validation:
+            parse_mode(self.validation)
 
 
 @dataclass(frozen=True)
@@ -101,11 +128,6 @@ class ModelSettings:
     like_hmm_lm: bool = False
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise InputError(
-                f"kind is {self.kind!r} but must be one of {', '.join(KINDS)}."
-                + _nearest(self.kind, KINDS, otherwise="")
-            )
         if self.states is not None and self.states < 1:
             raise InputError(f"states is {self.states:,} but must be at least 1.")
         if self.blocks is not None and (self.blocks < 0 or self.blocks == 1):
@@ -122,7 +144,8 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class LearnerSettings:
-    """What learns: "adamw", "em" (tables from expected counts) or "gem" (AdamW towards them).
+    """What learns: "adamw", "sgd" (plain descent), "em" (tables from expected counts) or "gem"
+    (AdamW towards them).
 
     `pseudocount` and `tie` are those of `em.Em`, `gradient_steps` that of `gem.GeneralisedEm`.
     `start` is a model's folder whose tables training begins with.
@@ -145,6 +168,11 @@ class LearnerSettings:
         if self.gradient_steps < 1:
             raise InputError(f"gradient_steps is {self.gradient_steps} but must be at least 1.")
 
+    @property
+    def is_descent(self) -> bool:
+        """Whether it follows the gradient of a loss."""
+        return self.optimiser in DESCENT
+
 
 @dataclass(frozen=True)
 class Config:
@@ -159,6 +187,10 @@ class Config:
     saving: Saving
     seed: int
 
+    @property
+    def is_hmm(self) -> bool:
+        return self.model.kind in KINDS
+
     def as_tables(self) -> dict[str, dict[str, Any]]:
         """The tables that would be read back as this configuration."""
         train = {**dataclasses.asdict(self.train), **dataclasses.asdict(self.learner)}
@@ -166,7 +198,11 @@ class Config:
         train |= {"dropout": self.dropout.rate, "seed": self.seed}
         if self.dropout.last is not None:
             train["dropout_last"] = self.dropout.last
-        model = {**dataclasses.asdict(self.model), **dataclasses.asdict(self.params)}
+        model = dataclasses.asdict(self.model)
+        if not self.is_hmm:
+            model = {"kind": self.model.kind}
+            train = {key: value for key, value in train.items() if key not in HMM_TRAIN}
+        model |= dataclasses.asdict(self.params)
         tables = {"data": dataclasses.asdict(self.data), "model": model, "train": train}
         return {  # TOML has no word for nothing
             name: {key: value for key, value in table.items() if value not in (None, "")}
@@ -229,15 +265,27 @@ def override(tables: Mapping[str, Any], changes: Iterable[str]) -> dict[str, Any
     return merged
 
 
-def make_config(tables: Mapping[str, Any]) -> Config:
-    """A configuration from tables; what is not named has its default, unknown keys are errors."""
+def make_config(tables: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> Config:
+    """A configuration from tables; what is not named has its default, unknown keys are errors.
+
+    `others` are kinds that are no HMMs, by name: modules with `Settings` and `RECIPES`, which are
+    tables by the name of an optimiser, the usual one first.
+    """
     for name, table in tables.items():
         if name not in TABLES:
             raise InputError(f"There is no table [{name}]." + _nearest(name, TABLES))
         _check_table(name, table)
     data, model, train = (dict(tables.get(name, {})) for name in TABLES)
+    kinds = {**KINDS, **(others or {})}
     kind = model.get("kind", ModelSettings.kind)
-    params = KINDS[kind].Settings if isinstance(kind, str) and kind in KINDS else None
+    if isinstance(kind, str) and kind not in kinds:
+        raise InputError(
+            f"kind is {kind!r} but must be one of {', '.join(kinds)}."
+            + _nearest(kind, kinds, otherwise="")
+        )
+    params = kinds[kind].Settings if isinstance(kind, str) else None
+    if params is not None and kind not in KINDS:
+        return _other_config(kind, kinds[kind], data, model, train)
     known = [ModelSettings] if params is None else [ModelSettings, params]
     found = [_take(cls, model, "model", known) for cls in known]
     known = [TrainSettings, LearnerSettings, Saving, _Extra]
@@ -263,6 +311,43 @@ def make_config(tables: Mapping[str, Any]) -> Config:
     return config
 
 
+def _other_config(
+    kind: str, module: Any, data: dict[str, Any], model: dict[str, Any], train: dict[str, Any]
+) -> Config:
+    """The configuration of a model that is no HMM: settings of HMMs are refused."""
+    own = [field.name for field in dataclasses.fields(module.Settings)]
+    of_hmms = {field.name for field in dataclasses.fields(ModelSettings)} - {"kind", *own}
+    refused = {"data": {"labels"}, "model": of_hmms, "train": set(HMM_TRAIN)}
+    for table, given in (("data", data), ("model", model), ("train", train)):
+        for key in sorted(refused[table] & given.keys()):
+            drops = [f"model.{name}" for name in own if "drop" in name]
+            hint = f"; its own are {', '.join(drops)}" if key.startswith("dropout") else ""
+            raise InputError(
+                f"{table}.{key} is a setting of HMMs but kind is {kind}; leave it out{hint}."
+            )
+    usual = next(iter(module.RECIPES))
+    optimiser = train.get("optimiser", usual)
+    if optimiser not in DESCENT:
+        raise InputError(
+            f"optimiser is {optimiser!r} but kind {kind} is trained by {' or '.join(DESCENT)}."
+        )
+    data = {**module.RECIPES[usual]["data"], **data}
+    recipe = module.RECIPES.get(optimiser, {"train": {}})["train"]
+    train = {"optimiser": optimiser, **recipe, **train}
+    named = {key: value for key, value in model.items() if key != "kind"}
+    known = [TrainSettings, LearnerSettings, Saving, _Extra]
+    return Config(
+        data=_take(DataSettings, data, "data", [DataSettings]),
+        model=ModelSettings(kind=kind),
+        params=_take(module.Settings, named, "model", [module.Settings]),
+        train=_take(TrainSettings, train, "train", known),
+        learner=_take(LearnerSettings, train, "train", known),
+        dropout=Dropout(),
+        saving=_take(Saving, train, "train", known),
+        seed=_take(_Extra, train, "train", known).seed,
+    )
+
+
 def _check_table(name: str, table: Any) -> None:
     if not isinstance(table, Mapping):
         raise InputError(f"{name} is {table!r} but must be a table: write [{name}].")
@@ -281,7 +366,7 @@ def _check_learner(config: Config) -> None:
         raise InputError(
             f"train.start gives the tables to begin with, so kind must be scalar, not {kind}."
         )
-    if name == "adamw":
+    if learner.is_descent:
         for setting, ruled_out in (
             ("pseudocount", learner.pseudocount > 0),
             ("labels", bool(config.data.labels)),
@@ -380,7 +465,9 @@ def with_start(config: Config, hmm: HMM) -> Config:
 
 
 def validation_mode(data: DataSettings) -> str:
-    """How to evaluate so that the chain starts where it does in training."""
+    """How to evaluate: as asked for, or so that the model starts cold where it does in training."""
+    if data.validation:
+        return data.validation
     if data.reset or data.layout == "packed":
         return "sentence"
     return "streaming" if data.layout == "streams" else f"window {data.length}"
@@ -393,7 +480,8 @@ def make_batches(
     size, length = config.data.batch_size, config.data.length
     share: dict[str, Any] = {"labels": labels, "rank": ranks.rank, "ranks": ranks.ranks}
     if config.data.layout == "streams":
-        return Streams(tokens, size, length, **share)
+        vary = config.data.vary_length
+        return Streams(tokens, size, length, vary=vary, seed=config.seed, **share)
     layout = Packed if config.data.layout == "packed" else Windows
     return layout(tokens, size, length, seed=config.seed, **share)
 

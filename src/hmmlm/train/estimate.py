@@ -85,7 +85,7 @@ def estimate(
     counting["messages"] = 3 * min(tokens * kept, 1 << 24)
     flops["recursion"] = 8 * tokens * kept**2
     if not dense:
-        products = factored and config.learner.optimiser == "adamw"  # EM counts with one table
+        products = factored and config.learner.is_descent  # EM counts with one table
         different = _tiles(
             config.data.batch_size, tokens, blocks, kept, width if products else total
         )
@@ -93,21 +93,21 @@ def estimate(
         if products:
             flops["tiles"] = 10 * tokens * kept**2 * width
     back["gradients"] = parameters // 2  # those of embeddings come last
-    if train.accumulate != 1 and config.learner.optimiser == "adamw":
+    if train.accumulate != 1 and config.learner.is_descent:
         counting["gradients"] = parameters  # those of the batches before
         back["gradients"] += parameters
     update = {"gradients": parameters, "update": 2 * _largest(config, vocab_size, blocks)}
-    copies = 2 + (train.average > 0)  # weights, the best; the average
+    copies = 2 + (train.average > 0 or train.average_after > 0)  # weights, the best; the average
     phases = [counting, back, update]
     batches, gradients = max(1, train.accumulate), parameters
     times = batches  # that tables are made
-    if config.learner.optimiser == "adamw":
-        copies += 2  # moments
+    if config.learner.is_descent:
+        copies += 2 * (config.learner.optimiser == "adamw")  # moments
     else:
         phases = _counted(config, phases, total**2, cells, dense)
         times, gradients = config.learner.gradient_steps, 0
     flops = {name: (batches if name == "recursion" else times) * n for name, n in flops.items()}
-    tried = config.learner.optimiser == "adamw"  # before the first check: those of the last step
+    tried = config.learner.is_descent  # before the first check: those of the last step
     phases = [{"weights": (copies + tried) * parameters, **phase} for phase in phases]
     if validation:
         weights = {"weights": copies * parameters, "gradients": gradients}

@@ -12,32 +12,37 @@ from hmmlm.train.expectation import Expectation
 from hmmlm.train.gem import GeneralisedEm
 from hmmlm.train.loop import Learner
 from hmmlm.train.loss import HmmLoss
+from hmmlm.train.next_token import NextTokenLoss
 from hmmlm.train.sgd import Sgd
 
 
 def make_learner(
     config: Config,
     model: nn.Module,
-    support: Support,
+    support: Support | None,
     *,
     eos_id: int,
     label_of_state: Int[Tensor, " Z"] | None = None,
     ranks: Ranks = ONE,
 ) -> Learner:
-    """What trains a model, by the configuration's optimiser."""
-    learner = config.learner
-    reset_id = eos_id if config.data.reset else None
-    if learner.optimiser == "adamw":
-        loss = HmmLoss(
-            model,
-            support,
-            dropout=config.dropout,
-            carry=config.data.layout == "streams",
-            reset_id=reset_id,
-            seed=config.seed,
-            ranks=ranks,
-        )
-        return Sgd(model, loss, config.train, ranks)
+    """What trains a model, by the configuration's optimiser; one without a support is no HMM."""
+    learner, data = config.learner, config.data
+    reset_id, carry = eos_id if data.reset else None, data.layout == "streams"
+    if learner.is_descent:
+        if support is None:
+            loss = NextTokenLoss(model, carry=carry, reset_id=reset_id, seed=config.seed)
+        else:
+            loss = HmmLoss(
+                model,
+                support,
+                dropout=config.dropout,
+                carry=carry,
+                reset_id=reset_id,
+                seed=config.seed,
+                ranks=ranks,
+            )
+        full = data.batch_size * data.length if data.vary_length else 0
+        return Sgd(model, loss, config.train, ranks, optimiser=learner.optimiser, full_tokens=full)
     expectation = Expectation(
         reset_id=reset_id,
         label_of_state=label_of_state,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 from hmmlm.data.batches import Batch
 from hmmlm.errors import InputError
@@ -26,7 +26,9 @@ class TrainSettings:
     validation value by more than `plateau_threshold` (absolute); with "power" it is divided by the
     step's number to the power of `schedule_power`; with "constant" it stays. `accumulate` batches
     make a step (0: those of a whole epoch). With `average` > 0 the weights that are evaluated and
-    kept are the exponential average of those of the steps, with that decay. `checks` is the number
+    kept are the exponential average of those of the steps, with that decay. With `average_after`
+    > 0 they are the mean of those of all steps since a check was worse than the best of the checks
+    more than so many before it (NT-ASGD: Merity et al. 2017). `checks` is the number
     of validations per epoch; after `early_stop` of them without a new best, training ends (0:
     never). With `precision` "bf16" the loss is computed under PyTorch's autocast to bfloat16, from
     weights kept in float32; validation is always in float32.
@@ -47,6 +49,7 @@ class TrainSettings:
     plateau_patience: int = 4
     plateau_threshold: float = 0.0
     average: float = 0.0
+    average_after: int = 0
     checks: int = 1
     early_stop: int = 0
     precision: str = "float32"
@@ -54,6 +57,7 @@ class TrainSettings:
     def __post_init__(self) -> None:
         least = {"epochs": 1, "accumulate": 0, "checks": 1, "plateau_patience": 1}
         least |= dict.fromkeys(("weight_decay", "warmup_steps", "final_rate", "early_stop"), 0)
+        least["average_after"] = 0
         for name, value in least.items():
             if not getattr(self, name) >= value:
                 raise InputError(f"{name} is {getattr(self, name)} but must be at least {value}.")
@@ -65,6 +69,11 @@ class TrainSettings:
                 raise InputError(
                     f"{name} is {getattr(self, name)} but must be at least 0 and less than 1."
                 )
+        if self.average > 0 and self.average_after > 0:
+            raise InputError(
+                f"average is {self.average} and average_after {self.average_after}, but there is "
+                f"one average; leave one of them out."
+            )
         if not self.plateau_factor > 1:
             raise InputError(f"plateau_factor is {self.plateau_factor} but must be more than 1.")
         for name, offered in (("schedule", SCHEDULES), ("precision", PRECISIONS)):
@@ -183,8 +192,9 @@ class Training:
         if self.steps == 0:
             raise InputError("There are no batches to train on; the corpus is empty.")
         self.averaged = None
-        if settings.average > 0:
-            average = get_ema_multi_avg_fn(settings.average)
+        if settings.average > 0 or settings.average_after > 0:
+            plain = settings.average_after > 0
+            average = get_swa_multi_avg_fn() if plain else get_ema_multi_avg_fn(settings.average)
             self.averaged = AveragedModel(learner.model, multi_avg_fn=average)
         self.best = Best(learner.model, settings)
         self.stream = Stream(batches)
@@ -221,7 +231,7 @@ class Training:
                     )
                 if tried is not None:
                     self.best.weights, self.best.kept = tried, self.step
-                if self.averaged is not None:
+                if self.averaged is not None and self.best.is_averaging:
                     self.averaged.update_parameters(self.learner.model)
                 self.step += 1
                 self.tokens += made.tokens
@@ -275,7 +285,9 @@ class Training:
     @property
     def shown(self) -> nn.Module:
         """The model that is evaluated: that of the averaged weights, if there are any."""
-        return self.learner.model if self.averaged is None else self.averaged.module
+        if self.averaged is None or not int(self.averaged.n_averaged):
+            return self.learner.model
+        return self.averaged.module
 
     def _is_worth_keeping(self) -> bool:
         """Ten times an epoch, where no check says which weights to keep."""
@@ -354,6 +366,8 @@ class Best:
         self.waited = 0  # checks since the best
         self.divisor = 1.0  # of the learning rate, by the plateau schedule
         self.bad = 0  # checks that did not lower the best enough
+        self.past: list[float] = []  # the values of all checks, until weights are averaged
+        self.is_averaging = settings.average_after == 0
 
     def visit(self, step: int, shown: nn.Module, val: float) -> None:
         if math.isnan(val):
@@ -363,6 +377,7 @@ class Best:
                 f"are those of step {self.kept:,}; try a lower learning rate."
             )
         self._wait(val)
+        self._turn(val)
         self.waited = 0 if val < self.val or self.step == 0 else self.waited + 1
         if val < self.val or math.isinf(self.val):
             self.weights, self.kept = _copy(shown), step
@@ -376,6 +391,13 @@ class Best:
             self.divisor *= self.settings.plateau_factor
             self.bad = 0
 
+    def _turn(self, val: float) -> None:
+        """Begins to average where checks stop getting better, which may go up and down for long."""
+        if not self.is_averaging:
+            before = self.past[: -self.settings.average_after]
+            self.is_averaging = bool(before) and val > min(before)
+            self.past.append(val)
+
     def restore(self) -> None:
         self.model.load_state_dict(self.weights)
 
@@ -387,7 +409,7 @@ class Best:
             setattr(self, name, numbers[name])
 
 
-_NUMBERS = ("kept", "step", "val", "waited", "divisor", "bad")
+_NUMBERS = ("kept", "step", "val", "waited", "divisor", "bad", "past", "is_averaging")
 
 
 def learning_rate(settings: TrainSettings, step: int, steps: int) -> float:

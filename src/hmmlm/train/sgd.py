@@ -1,4 +1,4 @@
-"""Stochastic gradient descent with AdamW: a learner for any loss."""
+"""Stochastic gradient descent, by AdamW or as it is: a learner for any loss."""
 
 import math
 import warnings
@@ -36,7 +36,10 @@ class Carrying(Loss, Protocol):
 
 
 class Sgd:
-    """AdamW on the mean loss of a token over the batches of a step, with clipped gradients.
+    """AdamW, or plain descent with `optimiser` "sgd", on the mean loss of a token over the batches
+    of a step, with clipped gradients.
+
+    With `full_tokens` the rate is that of a step of so many tokens, and in proportion for others.
 
     Several `ranks` take a step together, each on its rows: the mean is over the tokens of all, and
     all have the same weights afterwards.
@@ -50,25 +53,40 @@ class Sgd:
     peek: Callable[[], Batch | None] | None = None
 
     def __init__(
-        self, model: nn.Module, loss: Loss, settings: TrainSettings, ranks: Ranks = ONE
+        self,
+        model: nn.Module,
+        loss: Loss,
+        settings: TrainSettings,
+        ranks: Ranks = ONE,
+        *,
+        optimiser: str = "adamw",
+        full_tokens: int = 0,
     ) -> None:
         self.model, self.loss, self.settings, self.ranks = model, loss, settings, ranks
+        self.full_tokens = full_tokens
         self.shared = None
         if ranks.ranks > 1:
             self.shared = DistributedDataParallel(_Whole(model, loss), gradient_as_bucket_view=True)
         device = next(model.parameters()).device
         self.place, on_gpu = device.type, device.type == "cuda"
-        self.optimiser = torch.optim.AdamW(
-            model.parameters(),
-            lr=torch.tensor(settings.learning_rate, device=device) if on_gpu else 1.0,
-            betas=(settings.beta1, settings.beta2),
-            weight_decay=settings.weight_decay,
-            fused=on_gpu,
-            capturable=on_gpu,
-        )
+        decay = settings.weight_decay
+        if optimiser == "adamw":
+            self.optimiser = torch.optim.AdamW(
+                model.parameters(),
+                lr=torch.tensor(settings.learning_rate, device=device) if on_gpu else 1.0,
+                betas=(settings.beta1, settings.beta2),
+                weight_decay=decay,
+                fused=on_gpu,
+                capturable=on_gpu,
+            )
+        else:
+            self.optimiser = torch.optim.SGD(model.parameters(), lr=1.0, weight_decay=decay)
         self.is_plain = False  # because kernels have failed
         self.graphed, self.why_no_graph = None, why_no_graph(loss, model, settings, ranks.ranks)
-        if self.why_no_graph is None and isinstance(loss, HmmLoss):
+        if optimiser != "adamw":
+            self.why_no_graph = f"the optimiser is {optimiser}"
+        if self.why_no_graph is None and isinstance(self.optimiser, torch.optim.AdamW):
+            assert isinstance(loss, HmmLoss)
             self.graphed = GraphedSteps(model, loss, self.optimiser, settings, self._tell)
 
     can_be_left = False  # a loss may draw numbers and carry something on with every batch
@@ -105,6 +123,8 @@ class Sgd:
                 parameter.grad /= tokens / self.ranks.ranks  # they come as means over the ranks
         value /= tokens
         norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip))
+        if self.full_tokens:
+            rate *= tokens / self.full_tokens
         if math.isfinite(value) and math.isfinite(norm):
             for part in self.optimiser.param_groups:
                 if isinstance(part["lr"], Tensor):

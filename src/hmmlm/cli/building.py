@@ -1,0 +1,206 @@
+"""What is trained: an HMM of a parameterisation, or another language model."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hmmlm.cli.clustering import blocks_support
+from hmmlm.cli.output import say
+from hmmlm.cli.texts import not_there, open_labels
+from hmmlm.errors import InputError, counted
+
+
+class Built(NamedTuple):
+    """A model to train, and what training and its folder need to know of it.
+
+    `face` gives the model as it is evaluated, `keep` as it is kept, with facts for its config.
+    `known` is what must be the same when a run goes on; `start` begins a new run in a folder.
+    """
+
+    config: Any
+    model: Any
+    support: Any
+    face: Callable[[Any], Any]
+    keep: Callable[[dict[str, Any]], Any]
+    file_bytes: int
+    known: dict[str, str]
+    facts: dict[str, Any]
+    labels: Any = None
+    label_of_state: Any = None
+    start: Callable[[Any], None] | None = None
+
+
+def build_other(corpus: Any, config: Any, ranks: Any, indent: int) -> Built:
+    """A model that reads text word by word, with weights as its settings draw them."""
+    import torch
+
+    from hmmlm.baselines.ngram import Unigram
+    from hmmlm.neural_model import NeuralModel
+
+    kind, words = config.model.kind, corpus.tokenizer
+    if ranks.ranks > 1:
+        raise InputError(
+            f"kind {kind} is trained by one process and there are {ranks.ranks:,}; start it "
+            f"without torchrun."
+        )
+    frequency = Unigram(corpus.split("train"), words.vocab_size).log_probs.exp().float()
+    model = config.params.build(
+        words.vocab_size,
+        start_id=words.eos_id,
+        word_probs=frequency,
+        generator=torch.Generator().manual_seed(config.seed),
+    ).to(ranks.device)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    say(f"{kind}; {size:,} parameters", indent=indent)
+
+    def keep(described: dict[str, Any]) -> NeuralModel:
+        return NeuralModel(kind, config.params, model.to("cpu"), words, described)
+
+    return Built(config, model, None, lambda model: model, keep, 4 * size, {}, {})
+
+
+def build_hmm(corpus: Any, config: Any, ranks: Any, indent: int, begun: Path | None) -> Built:
+    """A parameterisation of an HMM on its support; `begun` is the folder of a run that goes on."""
+    import torch
+
+    from hmmlm.baselines.ngram import Unigram
+    from hmmlm.evaluate import HmmLM
+    from hmmlm.model import Model
+    from hmmlm.params.scalar import Scalar
+    from hmmlm.train.config import with_sizes
+    from hmmlm.train.estimate import estimate as cost_of
+    from hmmlm.train.labels import check_labels, share_states
+    from hmmlm.train.memory import check_tables
+
+    tokens, words, device = corpus.split("train"), corpus.tokenizer, ranks.device
+    config, start = _start(corpus, config, ranks, begun)
+    labels, label_of_state = open_labels(corpus, config), None
+    tags = () if labels is None else labels.tags
+    known = {} if labels is None else {"labels": labels.identity()}
+    known |= {} if start is None else {"start": start.identity}
+    ranks.agree({f"the content of {name}": found for name, found in known.items()})
+    config, reason = with_sizes(config, len(tokens), words.vocab_size, len(tags))
+    if start is None:
+        support, facts = ranks.once(_make_support, corpus, config, indent)
+    else:
+        support, facts = start.support, {}
+    if labels is not None:
+        label_of_state = share_states(config.model.states, len(tags))
+        check_labels(support, label_of_state, labels, tokens, words)
+        facts["labels"] = {"tags": tags, "states_per_tag": config.model.states // len(tags)}
+    if not config.learner.is_descent and (start is None or start.hmm is None):
+        check_tables(support, device)
+    cost = cost_of(
+        config,
+        words.vocab_size,
+        blocks=max(1, support.num_states // support.width),
+        validation="valid" in corpus.splits,
+    )
+    say(
+        f"{config.model.kind}, {counted(support.num_states, 'state')}{reason}; {cost.parameters:,} "
+        f"parameters, about {cost.total_memory / 1e6:,.0f} MB and "
+        f"{cost.total_flops / 1e9:,.1f} GFLOP a {cost.unit}",
+        indent=indent,
+    )
+    if ranks.ranks > 1:
+        rows = config.data.batch_size // ranks.ranks
+        say(f"{ranks.ranks:,} ranks, each {counted(rows, 'row')} of a batch", indent=indent)
+    if start is not None and start.hmm is not None:
+        model = Scalar.from_hmm(start.hmm).to(device)
+    elif start is not None:  # the checkpoint has the weights
+        model = Scalar(support, generator=torch.Generator(), dtype=start.dtype).to(device)
+    else:
+        generator = torch.Generator().manual_seed(config.seed)
+        frequency = ranks.once(lambda: Unigram(tokens, words.vocab_size).log_probs).exp().float()
+        model = config.params.build(support, word_probs=frequency, generator=generator).to(device)
+
+    def keep(described: dict[str, Any]) -> Model:
+        with torch.no_grad():
+            return Model(model().to("cpu"), words, described)
+
+    def begin(run: Any) -> None:
+        run.keep_support(support, model.init_logits.dtype)
+
+    known["support"] = _digest(support.rows, support.row_of_word)
+    return Built(
+        config=config,
+        model=model,
+        support=support,
+        face=lambda model: HmmLM(model()),
+        keep=keep,
+        file_bytes=cost.file_bytes,
+        known=known,
+        facts=facts,
+        labels=labels,
+        label_of_state=label_of_state,
+        start=None if start is None else begin,
+    )
+
+
+def _make_support(corpus: Any, config: Any, indent: int) -> tuple[Any, dict[str, Any]]:
+    """Which states may emit which word, and facts about it for the model's config."""
+    from hmmlm.support import Support
+
+    model = config.model
+    if not model.blocks and not model.clusters:
+        return Support.dense(corpus.tokenizer.vocab_size, model.states), {}
+    support, blocks = blocks_support(
+        corpus,
+        model.states,
+        blocks=model.blocks or None,
+        clusters=Path(model.clusters) if model.clusters else None,
+        method=model.cluster_by,
+        like_hmm_lm=model.like_hmm_lm,
+        indent=indent,
+    )
+    return support, {"blocks": blocks}
+
+
+def _digest(*tensors: Any) -> str:
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.cpu().contiguous().numpy())
+    return found.hexdigest()[:16]
+
+
+class _Start(NamedTuple):
+    """A model to start from; where it is gone and a checkpoint has its weights, what is known."""
+
+    support: Any
+    dtype: Any
+    identity: str
+    hmm: Any = None
+
+
+def _start(corpus: Any, config: Any, ranks: Any, begun: Path | None) -> tuple[Any, _Start | None]:
+    """The configuration with the sizes of the model to start from, and that model.
+
+    `begun` is the folder of the run that goes on, if one does.
+    """
+    from hmmlm.data.shards import check_vocabulary
+    from hmmlm.model import Model
+    from hmmlm.train.config import with_start
+    from hmmlm.train.memory import check_tables
+
+    place = config.learner.start
+    if not place:
+        return config, None
+    if begun is not None and not all(ranks.gather(Path(place).exists())):
+        return config, ranks.once(_lost_start, begun, place)
+    model = Model.load(place)
+    check_vocabulary(corpus, model.tokenizer)
+    check_tables(model.hmm.support, ranks.device)
+    hmm = model.hmm
+    start = _Start(hmm.support, hmm.dtype, _digest(*hmm.fields()), hmm)
+    return with_start(config, hmm), start
+
+
+def _lost_start(run: Path, place: str) -> _Start:
+    """What a run has kept of the model that it started from."""
+    from hmmlm.train.run import read_run, read_support
+
+    kept = read_support(run)
+    if kept is None:
+        raise not_there("train.start", place, run)
+    return _Start(*kept, read_run(run)[0].get("start", ""))
