@@ -368,3 +368,42 @@ def test_sections_are_drawn_apart(short_sections):
         firsts = [piece[0] for piece in pieces(batch)]
         drawn.add(tuple((first - min(firsts)) // 7 for first in firsts))
     assert len(drawn) == packed.num_batches == 10
+
+
+@pytest.mark.parametrize(("n", "b", "t"), [(1, 1, 1), (5, 8, 3), (61, 4, 5), (700, 3, 20)])
+def test_streams_that_vary_are_the_same_text_cut_elsewhere(n, b, t):
+    tokens = array(n)
+    batches = Streams(tokens, b, t, vary=True, seed=3)
+    whole = [[] for _ in range(min(b, n))]
+    for batch in Streams(tokens, b, t):
+        for row, (words, length) in zip(
+            whole, zip(batch.tokens.tolist(), batch.lengths.tolist(), strict=True), strict=False
+        ):
+            row += words[:length]
+    epochs = [list(batches) for _ in range(3)]
+    for epoch in epochs:
+        assert len(epoch) == batches.num_batches
+        rows = [[] for _ in whole]
+        for place, batch in enumerate(epoch):
+            assert bool(batch.restart[:, 0].all()) == (place == 0)
+            for row, words, length in zip(rows, batch.tokens, batch.lengths, strict=False):
+                row += words[:length].tolist()
+        assert rows == whole
+    widths = [[batch.tokens.shape[1] for batch in epoch] for epoch in epochs]
+    assert n < 100 or widths[0] != widths[1] != widths[2]
+    assert widths == [
+        [batch.tokens.shape[1] for batch in epoch]
+        for again in [Streams(tokens, b, t, vary=True, seed=3)]
+        for epoch in [list(again) for _ in range(3)]
+    ]
+
+
+def test_streams_that_vary_are_around_their_length_and_go_on_where_they_were():
+    batches = Streams(array(40_000), 2, 70, vary=True)
+    widths = np.array([batch.tokens.shape[1] for batch in batches])
+    assert abs(widths.mean() - 0.975 * 70) < 1 and 4 < widths[:-1].std() < 12
+    assert 0.01 < (widths < 50).mean() < 0.1
+    batches.position = {"epoch": 0, "batch": 3}
+    rest = list(batches)
+    again = Streams(array(40_000), 2, 70, vary=True)
+    assert all(same(x, y) for x, y in zip(rest, list(again)[3:], strict=True))

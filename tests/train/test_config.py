@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hmmlm.baselines.kinds import NEURAL
 from hmmlm.data.labels import Labels
 from hmmlm.data.shards import TokenArray
 from hmmlm.data.tokenizer import Tokenizer
@@ -366,3 +367,35 @@ def test_the_seed_draws_the_order_of_rows_that_stand_alone(layout, drawn):
 
     assert order(1) == order(1)
     assert (order(1) != order(2)) == drawn
+
+
+@pytest.mark.parametrize("kind", NEURAL)
+def test_kinds_that_are_no_hmms_have_settings_and_recipes_of_their_own(kind):
+    config = make_config({"model": {"kind": kind}}, NEURAL)
+    usual = next(iter(NEURAL[kind].RECIPES))
+    recipe = NEURAL[kind].RECIPES[usual]
+    assert not config.is_hmm and config.learner.optimiser == usual
+    assert config.train.learning_rate == recipe["train"]["learning_rate"]
+    assert config.data.batch_size == recipe["data"]["batch_size"]
+    assert config.params == NEURAL[kind].Settings()
+    assert make_config(config.as_tables(), NEURAL) == config
+    with pytest.raises(InputError, match=f"kind is '{kind}' but must be one of scalar, lowrank"):
+        make_config({"model": {"kind": kind}})
+
+
+def test_a_recipe_is_that_of_the_optimiser():
+    tables = {"model": {"kind": "awd_lstm"}, "train": {"optimiser": "adamw"}}
+    config = make_config(tables, NEURAL)
+    assert config.train.learning_rate < 0.1 and config.train.average_after == 0
+    tables = {"model": {"kind": "lstm"}, "train": {"optimiser": "sgd", "learning_rate": 20}}
+    config = make_config(tables, NEURAL)
+    assert config.learner.optimiser == "sgd" and config.train.learning_rate == 20
+    assert config.data.layout == "streams"
+
+
+def test_hmms_can_be_trained_by_plain_descent_on_streams_that_vary():
+    data = {"layout": "streams", "vary_length": True, "validation": "streaming"}
+    config = make_config({"data": data, "train": {"optimiser": "sgd"}})
+    assert config.learner.is_descent and validation_mode(config.data) == "streaming"
+    tokens = TokenArray.from_ids(list(range(7)) * 9, eos_id=0)
+    assert make_batches(config, tokens).vary
