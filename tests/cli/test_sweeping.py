@@ -17,7 +17,8 @@ import pytest
 from commands import BASE, SOURCE, Answer, one_child, start_sweep, tree
 from hmmlm import Model
 from hmmlm.cli import main, sweeping
-from hmmlm.train.config import make_config, override
+from hmmlm.train.config import make_config
+from hmmlm.train.tables import override
 
 
 @pytest.fixture(autouse=True)

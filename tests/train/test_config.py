@@ -20,14 +20,13 @@ from hmmlm.train.config import (
     RECIPES,
     make_batches,
     make_config,
-    override,
-    read_config,
     validation_mode,
     with_sizes,
     with_start,
 )
 from hmmlm.train.labels import check_labels, share_states
 from hmmlm.train.memory import check_tables
+from hmmlm.train.tables import override, read_config
 from models import make_hmm
 
 

@@ -91,7 +91,8 @@ def sweep(
 def _read_sweep(source: Path, out: Path | None) -> list[Run]:
     """The runs that a file asks for, all of their settings checked."""
     from hmmlm.baselines.kinds import NEURAL
-    from hmmlm.train.config import make_config, override, read_config
+    from hmmlm.train.config import make_config
+    from hmmlm.train.tables import override, read_config
 
     tables: dict[str, Any] = read_config(source)
     asked = tables.pop("sweep", None)
@@ -185,7 +186,8 @@ def _check_settings(run: Run) -> None:
     """Refuses a finished run of other settings: its name says only those that the sweep varies."""
     from hmmlm.baselines.kinds import NEURAL
     from hmmlm.text_model import CONFIG
-    from hmmlm.train.config import make_config, override
+    from hmmlm.train.config import make_config
+    from hmmlm.train.tables import override
 
     try:
         kept = json_format.loads((run.folder / CONFIG).read_bytes())["training"]

@@ -51,7 +51,7 @@ def open_corpus(config: Any, stack: ExitStack) -> tuple[Any, str]:
 
 def _is_config(path: Path) -> bool:
     """Whether a file has tables of settings."""
-    from hmmlm.train.config import TABLES, read_config
+    from hmmlm.train.tables import TABLES, read_config
 
     try:
         return not read_config(path).keys().isdisjoint((*TABLES, "sweep"))

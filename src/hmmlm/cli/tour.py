@@ -40,8 +40,9 @@ def demo(
     began = time.perf_counter()
     place = pick_device(device)
     from hmmlm.model import Model
-    from hmmlm.train.config import make_config, override
+    from hmmlm.train.config import make_config
     from hmmlm.train.distributed import Ranks
+    from hmmlm.train.tables import override
 
     with tempfile.TemporaryDirectory() as scratch:
         corpus = _prepare(Path(scratch) / "corpus")

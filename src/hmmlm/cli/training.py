@@ -193,7 +193,8 @@ def train(
 def _configure(run: Path | None, begun: Any, changes: list[str], named: dict[str, Any]) -> Any:
     """The configuration of what was begun, a file over it, then changes, then options."""
     from hmmlm.baselines.kinds import NEURAL
-    from hmmlm.train.config import FILES, make_config, override, read_config
+    from hmmlm.train.config import FILES, make_config
+    from hmmlm.train.tables import override, read_config
 
     tables, source = ({}, {}) if begun is None else (begun[0]["config"], begun[1])
     tables.setdefault("data", {})

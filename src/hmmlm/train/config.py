@@ -1,15 +1,9 @@
 """The configuration of a run: tables of settings, read from TOML and checked."""
 
 import dataclasses
-import difflib
 import math
-import sys
-import tomllib
-import types
-import typing
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hmmlm.data.batches import Packed, Streams, Windows
@@ -23,6 +17,7 @@ from hmmlm.train.distributed import ONE, Ranks
 from hmmlm.train.em import TIES
 from hmmlm.train.loop import TrainSettings
 from hmmlm.train.loss import Dropout
+from hmmlm.train.tables import TABLES, check_table, nearest, take
 
 KINDS = {"scalar": scalar, "lowrank": lowrank, "mlp": mlp, "transformer": transformer}
 """The parameterisations; each module has `Settings` with `build`."""
@@ -223,48 +218,6 @@ class _Extra:
             raise InputError(f"seed is {self.seed} but must be at least 0.")
 
 
-TABLES = ("data", "model", "train")
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not UTF-8 text; give a TOML file.") from None
-    except (ValueError, RecursionError) as error:  # also of numbers or lists too long for it
-        raise InputError(f"{path} is not TOML: {error}.") from None
-
-
-def override(tables: Mapping[str, Any], changes: Iterable[str]) -> dict[str, Any]:
-    """The tables with changes such as "train.learning_rate=0.003"."""
-    merged: dict[str, Any] = {}
-    for name, table in tables.items():
-        if not isinstance(table, Mapping) and name not in TABLES:
-            raise InputError(
-                f"{name} stands outside of the tables; put it under [data], [model] or [train]."
-            )
-        _check_table(name, table)
-        merged[name] = dict(table)
-    for change in changes:
-        if len(change.splitlines()) > 1 or change.endswith(("\n", "\r")):
-            raise InputError(f"{change!r} has more than one line; give each setting on its own.")
-        name, equals, text = change.partition("=")
-        table, dot, key = name.strip().partition(".")
-        if not equals or not dot or not key:
-            raise InputError(
-                f"{change!r} is not a setting; write table.key=value, such as train.epochs=20."
-            )
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except (ValueError, RecursionError):
-            value = text.strip()  # a word without quotes
-        merged.setdefault(table, {})[key] = value
-    return merged
-
-
 def make_config(tables: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> Config:
     """A configuration from tables; what is not named has its default, unknown keys are errors.
 
@@ -273,21 +226,21 @@ def make_config(tables: Mapping[str, Any], others: Mapping[str, Any] | None = No
     """
     for name, table in tables.items():
         if name not in TABLES:
-            raise InputError(f"There is no table [{name}]." + _nearest(name, TABLES))
-        _check_table(name, table)
+            raise InputError(f"There is no table [{name}]." + nearest(name, TABLES))
+        check_table(name, table)
     data, model, train = (dict(tables.get(name, {})) for name in TABLES)
     kinds = {**KINDS, **(others or {})}
     kind = model.get("kind", ModelSettings.kind)
     if isinstance(kind, str) and kind not in kinds:
         raise InputError(
             f"kind is {kind!r} but must be one of {', '.join(kinds)}."
-            + _nearest(kind, kinds, otherwise="")
+            + nearest(kind, kinds, otherwise="")
         )
     params = kinds[kind].Settings if isinstance(kind, str) else None
     if params is not None and kind not in KINDS:
         return _other_config(kind, kinds[kind], data, model, train)
     known = [ModelSettings] if params is None else [ModelSettings, params]
-    found = [_take(cls, model, "model", known) for cls in known]
+    found = [take(cls, model, "model", known) for cls in known]
     known = [TrainSettings, LearnerSettings, Saving, _Extra]
     given = train
     optimiser = train.get("optimiser", LearnerSettings.optimiser)
@@ -296,15 +249,15 @@ def make_config(tables: Mapping[str, Any], others: Mapping[str, Any] | None = No
         train = {**train, **STEPWISE, **given}
     if optimiser in ("em", "gem"):
         train.setdefault("dropout", 0.0)
-    extra = _take(_Extra, train, "train", known)
+    extra = take(_Extra, train, "train", known)
     config = Config(
-        data=_take(DataSettings, data, "data", [DataSettings]),
+        data=take(DataSettings, data, "data", [DataSettings]),
         model=found[0],
         params=found[1],
-        train=_take(TrainSettings, train, "train", known),
-        learner=_take(LearnerSettings, train, "train", known),
+        train=take(TrainSettings, train, "train", known),
+        learner=take(LearnerSettings, train, "train", known),
         dropout=Dropout(extra.dropout, extra.dropout_last),
-        saving=_take(Saving, train, "train", known),
+        saving=take(Saving, train, "train", known),
         seed=extra.seed,
     )
     _check_learner(config)
@@ -337,20 +290,15 @@ def _other_config(
     named = {key: value for key, value in model.items() if key != "kind"}
     known = [TrainSettings, LearnerSettings, Saving, _Extra]
     return Config(
-        data=_take(DataSettings, data, "data", [DataSettings]),
+        data=take(DataSettings, data, "data", [DataSettings]),
         model=ModelSettings(kind=kind),
-        params=_take(module.Settings, named, "model", [module.Settings]),
-        train=_take(TrainSettings, train, "train", known),
-        learner=_take(LearnerSettings, train, "train", known),
+        params=take(module.Settings, named, "model", [module.Settings]),
+        train=take(TrainSettings, train, "train", known),
+        learner=take(LearnerSettings, train, "train", known),
         dropout=Dropout(),
-        saving=_take(Saving, train, "train", known),
-        seed=_take(_Extra, train, "train", known).seed,
+        saving=take(Saving, train, "train", known),
+        seed=take(_Extra, train, "train", known).seed,
     )
-
-
-def _check_table(name: str, table: Any) -> None:
-    if not isinstance(table, Mapping):
-        raise InputError(f"{name} is {table!r} but must be a table: write [{name}].")
 
 
 def _check_learner(config: Config) -> None:
@@ -484,42 +432,3 @@ def make_batches(
         return Streams(tokens, size, length, vary=vary, seed=config.seed, **share)
     layout = Packed if config.data.layout == "packed" else Windows
     return layout(tokens, size, length, seed=config.seed, **share)
-
-
-def _take(cls: Any, table: Mapping[str, Any], where: str, known: list[Any]) -> Any:
-    """The settings of a class in a table whose keys may belong to any of the known classes."""
-    names = [field.name for other in known for field in dataclasses.fields(other)]
-    hints = typing.get_type_hints(cls)
-    values = {}
-    for key, value in table.items():
-        if key not in names:
-            raise InputError(f"There is no setting {where}.{key}." + _nearest(key, names))
-        if key in hints:
-            values[key] = _checked(f"{where}.{key}", value, hints[key])
-    return cls(**values)
-
-
-def _checked(name: str, value: Any, hint: Any) -> Any:
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    for kind in kinds:
-        if kind is float and type(value) in (int, float):
-            if not abs(value) <= sys.float_info.max:
-                raise InputError(f"{name} is {value} but must be a finite number.")
-            return float(value)
-        if type(value) is kind:
-            if kind is int and value >= 1 << 63:  # as options of the command line
-                raise InputError(f"{name} is {value} but must be at most 2^63 - 1.")
-            return value
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-    wanted = next(words[kind] for kind in kinds if kind in words)
-    raise InputError(f"{name} is {value!r} but must be {wanted}.")
-
-
-def _nearest(name: str, known: Collection[str], otherwise: str | None = None) -> str:
-    initials = {"".join(part[0] for part in key.split("_")): key for key in known}
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    if not close and name in initials:  # such as lr
-        close = [initials[name]]
-    if close:
-        return f" Did you mean {close[0]}?"
-    return f" Known are {', '.join(sorted(set(known)))}." if otherwise is None else otherwise
