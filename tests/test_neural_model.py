@@ -127,3 +127,18 @@ def test_a_network_of_another_vocabulary_is_refused():
     network = lstm.Settings(width=2).build(3, start_id=0, generator=torch.Generator())
     with pytest.raises(InputError, match="The network has 3 words but the tokenizer has 5"):
         NeuralModel("lstm", lstm.Settings(width=2), network, WORDS)
+
+
+def test_each_word_is_drawn_after_all_that_were(monkeypatch):
+    model, seen = make(), []
+    plain = model.network.next_log_probs
+    monkeypatch.setattr(
+        model.network, "next_log_probs", lambda carry: (seen.append(carry), plain(carry))[1]
+    )
+    texts = (model.sample(1, prompt="a", length=4, seed=seed)[0] for seed in range(100))
+    text = next(text for text in texts if len(text.split()) == 5)
+    ids = torch.from_numpy(next(model.encode([text])))[None]
+    for drawn, carry in enumerate(seen[-4:]):
+        expected = model.network.score_tokens(ids[:, : drawn + 1]).carry
+        for name, part in expected.items():
+            torch.testing.assert_close(carry[name], part)
