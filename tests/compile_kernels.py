@@ -94,7 +94,8 @@ def main() -> int:
     narrow = torch.bfloat16
     for width in (64, 256, 512):
         left = torch.zeros(300, width, requires_grad=True)
-        normaliser.LogNormaliser.apply(left, left, narrow).sum().backward()
+        normaliser.LogNormaliser.apply(left, left, narrow, False).sum().backward()
+        normaliser.LogNormaliser.apply(left, left, torch.float32, True).sum().backward()
         normaliser.log_normaliser(left.detach().to(narrow), left.detach().to(narrow))
         words, bias = torch.zeros(70, width, requires_grad=True), torch.zeros(70)
         support = Support.from_clusters(torch.arange(70) % 3, 100)

@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hmmlm.products import full_products
+
 
 @dataclass(frozen=True)
 class Dense:
@@ -83,6 +85,7 @@ class Factored:
     ) -> "Factored":
         return replace(self, left=left, right=right, log_norm=log_norm)
 
+    @full_products()
     def tile(
         self, sources: Int[Tensor, "B K"], destinations: Int[Tensor, "B L"]
     ) -> Float[Tensor, "B K L"]:
@@ -91,6 +94,7 @@ class Factored:
         logits = self.left[sources] @ self.right[destinations].transpose(1, 2)  # (B, K, L)
         return logits - self.log_norm[sources][:, :, None]
 
+    @full_products()
     def rows(self, start: int, stop: int) -> Float[Tensor, "N Z"]:
         """log p(. | source) for the sources from `start` up to `stop`."""
         return self.left[start:stop] @ self.right.T - self.log_norm[start:stop, None]
@@ -101,6 +105,7 @@ class Factored:
         return _largest_error(logits - self.log_norm[sources].double()[:, None])
 
     @staticmethod
+    @full_products()
     def normalise(left: Float[Tensor, "S H"], right: Float[Tensor, "Z H"]) -> "Factored":
         """The table with these factors, its normaliser computed a tile of rows at a time."""
         step = max(1, (1 << 24) // max(1, right.shape[0]))

@@ -11,6 +11,7 @@ from hmmlm.inference.kernels import count
 from hmmlm.ops.cells import Tiling, cell_products
 from hmmlm.ops.normaliser import log_normaliser
 from hmmlm.params.features import emission_table
+from hmmlm.products import round_to_tf32
 from hmmlm.support import Support
 from hmmlm.transitions import Factored
 
@@ -55,6 +56,25 @@ def test_normaliser(size: tuple[int, int, int]) -> None:
         lambda left, right: log_normaliser(left, right, operand=NARROW, implementation="kernel"),
         [noise(rows, width, scale=0.2), noise(columns, width, seed=1, scale=0.2)],
     )
+
+
+def test_normaliser_in_tf32() -> None:
+    given = [round_to_tf32(noise(n, 256, seed=n, scale=0.2).float()) for n in (300, 2100)]
+    found = []
+    for how in ("float64", "plain", "kernel"):
+        dtype = torch.float64 if how == "float64" else torch.float32
+        parts = [part.to(dtype).requires_grad_() for part in given]
+        torch.backends.cuda.matmul.fp32_precision = "tf32" if how == "plain" else "ieee"
+        try:
+            if how == "kernel":
+                value = log_normaliser(*parts, tf32=True, implementation="kernel")
+            else:
+                value = torch.logsumexp(parts[0] @ parts[1].T, 1)
+            weight = noise(*value.shape, seed=9).to(dtype)
+            found.append([value.detach(), *torch.autograd.grad(value, parts, weight)])
+        finally:
+            torch.backends.cuda.matmul.fp32_precision = "ieee"
+    compare(*found)
 
 
 @pytest.mark.parametrize("width", [3, 256])

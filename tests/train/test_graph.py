@@ -43,9 +43,12 @@ def make_batch(seed: int = 0) -> Batch:
 @pytest.mark.parametrize("support", [BLOCKS, Support.dense(10, 7)])
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("rate", [0.0, 0.5])
-def test_it_is_the_ordinary_step(kind: str, support: Support, rate: float, monkeypatch) -> None:
+@pytest.mark.parametrize("precision", ["float32", "tf32"])  # of bf16 the interpreter knows nothing
+def test_it_is_the_ordinary_step(
+    kind: str, support: Support, rate: float, precision: str, monkeypatch
+) -> None:
     monkeypatch.setattr("hmmlm.train.graph.WARM", 99)  # no graph without a GPU
-    settings = replace(SETTINGS, precision="float32")  # of bf16 the interpreter knows nothing
+    settings = replace(SETTINGS, precision=precision)
     model, loss = make(kind, support, rate)
     optimiser = make_optimiser(model)
     steps = GraphedSteps(model, loss, optimiser, settings)

@@ -259,13 +259,16 @@ def device_info(device: str, hmm: Any = None) -> dict[str, Any]:
         result["inference"] = "{}: {}".format(*choose("auto", WITH_KERNEL, chain))
     graph = "one CUDA graph, if words are in blocks or have all states, one process trains, a step"
     graph += " is one batch, and no belief is carried; train says so"
-    for precision, operand in (("float32", None), ("bf16", torch.bfloat16)):
+    # What the products of emissions and networks are made in: tf32 is for the normaliser's alone.
+    operands = {"float32": (None, None), "tf32": (torch.float32, None)}
+    operands |= {"bf16": (torch.bfloat16, torch.bfloat16)}
+    for precision, (emitted, network) in operands.items():
         plain = why_no_graph_on(place, precision)
         result[f"step_{precision}"] = graph if plain is None else f"no CUDA graph: {plain}"
         chosen = {
-            "normaliser": normaliser.choose(place, operand),
-            "emissions": emission.choose(place, True, operand),
-            "networks": residual.choose(place, 256, operand),
+            "normaliser": normaliser.choose(place, network, precision == "tf32"),
+            "emissions": emission.choose(place, True, emitted),
+            "networks": residual.choose(place, 256, network),
         }
         if reason is None:  # else all of them are plain, for that reason
             result |= {f"{key}_{precision}": f"{one}: {why}" for key, (one, why) in chosen.items()}

@@ -1,7 +1,7 @@
 """From features of states to tables: what the low-rank and neural parameterisations share."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from hmmlm.hmm import HMM, log_sum_by_state
 from hmmlm.ops import emission
 from hmmlm.ops.cells import Tiling, cell_products
 from hmmlm.ops.normaliser import log_normaliser
+from hmmlm.products import full_products, is_wanted, round_to_tf32
 from hmmlm.support import Support
 from hmmlm.transitions import Dense, Factored
 
@@ -32,7 +33,8 @@ class Features(nn.Module):
     The start has its own features if it has a network, and those of the destination if not.
 
     Under `torch.autocast` the networks run in its type and features and words are rounded to it
-    once; all else is in the type of the parameters, so rows still sum to one.
+    once; all else is in the type of the parameters, so rows still sum to one. Under
+    `tf32_products` the factors of transitions are rounded to tf32.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class Features(nn.Module):
         mixed = torch.get_autocast_dtype(device.type)
         mixed = mixed if torch.is_autocast_enabled(device.type) else None
         features = _Answers(self, sources, support.num_states, mixed)
-        with torch.autocast(device.type, enabled=False):
+        with full_products(), torch.autocast(device.type, enabled=False):
             return HMM(
                 self._init(features, states),
                 self._transitions(features, states, sources),
@@ -139,7 +141,9 @@ class Features(nn.Module):
                 logits = logits[sources][:, states]
             return Dense(torch.log_softmax(logits, 1), features.mixed)
         left, right = features("source"), features("destination")
-        norm = log_normaliser(left, right, operand=features.mixed)
+        if features.tf32:
+            left, right = (_Rounded.apply(factor, round_to_tf32) for factor in (left, right))
+        norm = log_normaliser(left, right, operand=features.mixed, tf32=features.tf32)
         return Factored(left, right, norm, features.mixed)
 
     def _emissions(
@@ -151,11 +155,12 @@ class Features(nn.Module):
                 logits = _kept_slots(logits, self.support, states, support.width)
         else:
             words, vectors = features.rounded(self.words), features("emit")
-            name, _ = emission.choose(vectors.device, support.is_partition, features.mixed)
+            operand = torch.float32 if features.tf32 else features.mixed
+            name, _ = emission.choose(vectors.device, support.is_partition, operand)
             if name == "kernel":
                 bias = words.new_zeros(len(words)) if self.word_bias is None else self.word_bias
                 return emission.log_softmax(
-                    vectors, words, bias, support.rows, self.tiling, operand=features.mixed
+                    vectors, words, bias, support.rows, self.tiling, operand=operand
                 )
             logits = cell_products(vectors, words, support.rows, self.tiling)
             if self.word_bias is not None:
@@ -166,7 +171,8 @@ class Features(nn.Module):
 class _Answers:
     """The features of the roles at some states, each network asked once.
 
-    Networks run in type `mixed`, and features are rounded to it, unless that is None.
+    Networks run in type `mixed`, and features are rounded to it, unless that is None; `tf32` is
+    what the factors of transitions are rounded to then, if it is wanted.
     """
 
     def __init__(
@@ -177,7 +183,7 @@ class _Answers:
         mixed: torch.dtype | None,
     ) -> None:
         self.model, self.sources, self.num_states = model, sources, num_states
-        self.mixed = mixed
+        self.mixed, self.tf32 = mixed, mixed is None and is_wanted()
         self.answers: dict[tuple[str, str], Tensor] = {}
         self.embeddings: dict[str, Tensor] = {}
 
@@ -208,7 +214,8 @@ class _Answers:
         """A factor as the products read it: the same numbers in normaliser, tiles and counts."""
         if self.mixed is None:
             return factor
-        return _Rounded.apply(factor, self.mixed, next(self.model.parameters()).dtype)
+        narrow, wide = self.mixed, next(self.model.parameters()).dtype
+        return _Rounded.apply(factor, lambda exact: exact.to(narrow).to(wide))
 
     def _ask(self, table: str, name: str) -> Tensor:
         if name not in self.model.networks:
@@ -227,15 +234,15 @@ class _Answers:
 
 
 class _Rounded(torch.autograd.Function):
-    """A tensor rounded to a narrower type; its gradient is not."""
+    """A tensor whose numbers were rounded; its gradient is not."""
 
     @staticmethod
-    def forward(ctx: Any, factor: Tensor, narrow: torch.dtype, wide: torch.dtype) -> Tensor:
-        return factor.to(narrow).to(wide)
+    def forward(ctx: Any, factor: Tensor, round: Callable[[Tensor], Tensor]) -> Tensor:
+        return round(factor)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        return grad_outputs[0], None, None
+        return grad_outputs[0], None
 
 
 def emission_table(logits: Float[Tensor, "V K"], support: Support) -> Float[Tensor, "V K"]:

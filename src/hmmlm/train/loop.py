@@ -28,8 +28,9 @@ class TrainSettings:
     make a step (0: those of a whole epoch). With `average` > 0 the weights that are evaluated and
     kept are the exponential average of those of the steps, with that decay. `checks` is the number
     of validations per epoch; after `early_stop` of them without a new best, training ends (0:
-    never). With `precision` "bf16" the loss is computed under PyTorch's autocast to bfloat16, from
-    weights kept in float32; validation is always in float32.
+    never). With `precision` "bf16" the loss is computed under PyTorch's autocast to bfloat16, with
+    "tf32" the factors of transitions are rounded to 11 digits and summed up by tensor cores; both
+    from weights kept in float32; validation is always in float32.
     """
 
     epochs: int = 10
@@ -75,7 +76,7 @@ class TrainSettings:
 
 
 SCHEDULES = ("cosine", "plateau", "constant", "power")
-PRECISIONS = ("float32", "bf16")
+PRECISIONS = ("float32", "tf32", "bf16")
 
 
 class Diverged(InputError):

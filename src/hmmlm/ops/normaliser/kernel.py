@@ -36,6 +36,15 @@ def _load(matrix, rows, features, count, H: tl.constexpr, EVEN: tl.constexpr):
 
 
 @triton.jit
+def _narrowed(values, like, PRECISION: tl.constexpr):
+    """Numbers as a product reads them, rounded: tensor cores drop the digits that tf32 has not."""
+    if like.dtype == tl.float32 and PRECISION == "tf32":
+        bits = (values.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
+        return bits.to(tl.float32, bitcast=True)
+    return values.to(like.dtype)
+
+
+@triton.jit
 def _forward(
     left, right, bias, most_of, total_of, S, Z, SPAN, BIASED: tl.constexpr,
     H: tl.constexpr, WIDE: tl.constexpr, OWN: tl.constexpr, OTHER: tl.constexpr,
@@ -89,7 +98,8 @@ def _with_mean(
         shrink = tl.exp2(most - higher)
         total = total * shrink + tl.sum(weights, 1)
         sums = sums * shrink[:, None]
-        sums = tl.dot(weights.to(theirs.dtype), theirs, sums, input_precision=PRECISION)
+        narrow = _narrowed(weights, theirs, PRECISION)
+        sums = tl.dot(narrow, theirs, sums, input_precision=PRECISION)
         most = higher
     where = part * S + own
     tl.store(most_of + where, most, mask=own < S)
@@ -117,7 +127,8 @@ def _to_right(
         times = tl.load(weight + others, mask=others < S, other=0.0)
         logits = tl.dot(mine, tl.trans(theirs), input_precision=PRECISION) * LOG2E
         counts = tl.exp2(logits - norm[None, :]) * times[None, :]
-        sums = tl.dot(counts.to(theirs.dtype), theirs, sums, input_precision=PRECISION)
+        narrow = _narrowed(counts, theirs, PRECISION)
+        sums = tl.dot(narrow, theirs, sums, input_precision=PRECISION)
     where = gradient + (part * Z + own)[:, None].to(tl.int64) * H + features[None, :]
     tl.store(where, sums, mask=(own < Z)[:, None] & (features < H)[None, :])
 
@@ -126,13 +137,13 @@ class LogNormaliser(torch.autograd.Function):
     """log sum_j exp(left_i . right_j) of factors rounded to `operand`, gradients in float32."""
 
     @staticmethod
-    def forward(ctx: Any, left: Tensor, right: Tensor, operand: torch.dtype) -> Tensor:
-        ctx.types = left.dtype, right.dtype
+    def forward(ctx: Any, left: Tensor, right: Tensor, operand: torch.dtype, tf32: bool) -> Tensor:
+        ctx.types, ctx.tf32 = (left.dtype, right.dtype), tf32
         wanted = any(ctx.needs_input_grad)
         left, right = (factor.to(operand).contiguous() for factor in (left, right))
         if not wanted:
-            return log_normaliser(left, right)
-        norms, mean = log_normaliser_and_mean(left, right)
+            return log_normaliser(left, right, tf32=tf32)
+        norms, mean = log_normaliser_and_mean(left, right, tf32)
         ctx.save_for_backward(left, right, norms, mean)
         return norms
 
@@ -141,34 +152,38 @@ class LogNormaliser(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         left, right, norms, mean = ctx.saved_tensors
         (grad,) = grad_outputs
-        made = mean * grad[:, None], gradient_of_right(left, right, norms, grad)
-        return *(part.to(kind) for part, kind in zip(made, ctx.types, strict=True)), None
+        made = mean * grad[:, None], gradient_of_right(left, right, norms, grad, ctx.tf32)
+        return *(part.to(kind) for part, kind in zip(made, ctx.types, strict=True)), None, None
 
 
-def log_normaliser(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+def log_normaliser(
+    left: Tensor, right: Tensor, bias: Tensor | None = None, tf32: bool = False
+) -> Tensor:
     """log sum_j exp(left_i . right_j + bias_j).
 
     `left` (S, H) and `right` (Z, H) are contiguous and of one type, `bias` (Z,) is float32.
     """
-    rows, columns, tile = len(left), len(right), choose_tile(left)
+    rows, columns, tile = len(left), len(right), choose_tile(left, tf32)
     spans, span = _spans(rows, columns, tile)
     most = torch.empty(spans, rows, device=left.device)
     total = torch.empty_like(most)
     _forward[(triton.cdiv(rows, tile.own), spans)](
         left, right, right if bias is None else bias, most, total, rows, columns, span,
-        BIASED=bias is not None, **_constants(left, right, tile),
+        BIASED=bias is not None, **_constants(left, right, tile, tf32),
     )  # fmt: skip
     return _joined(most, total)
 
 
-def log_normaliser_and_mean(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+def log_normaliser_and_mean(
+    left: Tensor, right: Tensor, tf32: bool = False
+) -> tuple[Tensor, Tensor]:
     """The normaliser, and sum_j p(j | i) right_j, (S, H) in float32."""
-    (rows, width), columns, tile = left.shape, len(right), choose_tile(left)
+    (rows, width), columns, tile = left.shape, len(right), choose_tile(left, tf32)
     spans, span = _spans(rows, columns, tile)
     most = torch.empty(spans, rows, device=left.device)
     total, mean = torch.empty_like(most), torch.empty(spans, rows, width, device=left.device)
     _with_mean[(triton.cdiv(rows, tile.own), spans)](
-        left, right, most, total, mean, rows, columns, span, **_constants(left, right, tile)
+        left, right, most, total, mean, rows, columns, span, **_constants(left, right, tile, tf32)
     )
     norms = _joined(most, total)
     if spans == 1:
@@ -177,14 +192,16 @@ def log_normaliser_and_mean(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor
     return norms, (mean * shares[:, :, None]).sum(0)
 
 
-def gradient_of_right(left: Tensor, right: Tensor, norms: Tensor, weight: Tensor) -> Tensor:
+def gradient_of_right(
+    left: Tensor, right: Tensor, norms: Tensor, weight: Tensor, tf32: bool = False
+) -> Tensor:
     """sum_i weight_i p(j | i) left_i, (Z, H) in float32."""
-    rows, columns, tile = len(left), len(right), choose_tile(left)
+    rows, columns, tile = len(left), len(right), choose_tile(left, tf32)
     spans, span = _spans(columns, rows, tile, each=1)
     sums = torch.empty(spans, *right.shape, device=left.device)
     _to_right[(triton.cdiv(columns, tile.own), spans)](
         left, right, norms * math.log2(math.e), weight.contiguous(), sums, rows, columns, span,
-        **_constants(left, right, tile),
+        **_constants(left, right, tile, tf32),
     )  # fmt: skip
     return sums[0] if spans == 1 else sums.sum(0)
 
@@ -208,17 +225,19 @@ def _joined(most: Tensor, total: Tensor) -> Tensor:
 PROCESSORS = 132
 
 
-def choose_tile(operand: Tensor) -> Tile:
+def choose_tile(operand: Tensor, tf32: bool = False) -> Tile:
     """The fastest of ten that were tried on an H200, for factors of 256; smaller for wider ones."""
     if is_interpreted():
         return Tile(32, 32, 4, 2)
     wide = triton.next_power_of_2(operand.shape[1]) * operand.element_size()
     if wide <= 512:
         return Tile(128, 64, 8, 3)
-    return Tile(64, 32, 4, 2) if wide <= 1024 else Tile(32, 16, 4, 1)
+    if wide <= 1024:
+        return Tile(128, 32, 8, 3) if tf32 else Tile(64, 32, 4, 2)
+    return Tile(32, 16, 4, 1)
 
 
-def _constants(left: Tensor, right: Tensor, tile: Tile) -> dict[str, Any]:
+def _constants(left: Tensor, right: Tensor, tile: Tile, tf32: bool) -> dict[str, Any]:
     width = left.shape[1]
     wide = max(16, triton.next_power_of_2(width))
     even = width == wide
@@ -229,7 +248,7 @@ def _constants(left: Tensor, right: Tensor, tile: Tile) -> dict[str, Any]:
         "OWN": tile.own,
         "OTHER": tile.other,
         "EVEN": even,
-        "PRECISION": precision_of(left),
+        "PRECISION": "tf32" if tf32 else precision_of(left),
         "num_warps": tile.warps,
         "num_stages": tile.stages,
     }

@@ -65,9 +65,15 @@ def side(width: int) -> int:
     return min(128, max(16, triton.next_power_of_2(width)))
 
 
-def share(where: Map) -> Map:
-    """The same map with one tile for all steps between the same two rows. Waits for the device."""
+def share(where: Map, ordered: bool = True) -> Map:
+    """The same map with one tile for all steps between the same two rows.
+
+    Waits for the device, unless there is one row and `ordered` steps are not asked for.
+    """
     rows = len(where.rows)
+    if rows == 1 and not ordered:
+        none = torch.zeros(1, dtype=torch.long, device=where.here.device)
+        return where._replace(shared=Shared(True, where.before, none, none, none, none))
     keys = torch.where(where.before < 0, NONE, where.before * rows + where.here).flatten()
     ordered, order = keys.sort(stable=True)
     distinct, sizes = ordered.unique_consecutive(return_counts=True)
