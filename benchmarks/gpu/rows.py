@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks.gpu.clock import Bench
 from hmmlm.model import Model
 from hmmlm.ops.normaliser import log_normaliser
-from hmmlm.products import round_to_tf32
+from hmmlm.products import BF16, FLOAT32, TF32
 from hmmlm.transitions import Factored
 
 CASES = ("rows-z32768",)
@@ -22,8 +22,7 @@ SMOKE = ("rows-z96",)
 PATTERN = re.compile(r"rows-z(\d+)")
 ROWS, WIDTH, BLOCKS = 1000, 256, 128
 ALLOWED = 1e-4
-PRECISIONS = {"bf16": torch.bfloat16, "tf32": None, "fp32": None}
-"""And the type that holds the factors, where that is not float32."""
+OPERANDS = {"bf16": BF16, "tf32": TF32, "fp32": FLOAT32}
 
 
 def measure(name: str, bench: Bench) -> Iterator[dict]:
@@ -35,15 +34,12 @@ def compare(name: str, left: Tensor, right: Tensor, blocks: Tensor, bench: Bench
     """A line for each way to make tiles and normaliser, in each precision."""
     exact, generator = (left, right), torch.Generator().manual_seed(0)
     sources = torch.randperm(len(left), generator=generator)[:ROWS].to(bench.device)
-    for precision, operand in PRECISIONS.items():
+    for precision, operand in OPERANDS.items():
         if precision == "bf16" and not bench.is_gpu:  # wrong in the interpreter
             continue
-        tf32 = precision == "tf32"
-        left, right = (part.to(operand or part.dtype).float() for part in exact)
-        left, right = map(round_to_tf32, (left, right)) if tf32 else (left, right)
+        left, right = map(operand.round, exact)
         for normaliser in ("plain", "kernel"):
-            how = {"operand": operand, "tf32": tf32, "implementation": normaliser}
-            norm = log_normaliser(left, right, **how)
+            norm = log_normaliser(left, right, operand=operand, implementation=normaliser)
             table = Factored(left, right, norm, operand)
             for tiles, sums in (("plain", sums_by_torch), ("kernel", sums_by_kernel)):
                 error = float((sums(table, sources, blocks) - 1).abs().max())
@@ -74,9 +70,9 @@ def sums_by_kernel(table: Factored, sources: Tensor, blocks: Tensor) -> Tensor:
     for group in range(groups):
         here = torch.arange(len(blocks), device=sources.device)[None]
         where = tiles_kernel.Map(rows, here, torch.full_like(here, len(blocks) + group))
-        operand = table.operand or torch.float32
-        factors = table.left.to(operand), table.right.to(operand)
-        squares = tiles_kernel.squares_of_factors(*factors, table.log_norm, where)
+        dtype, precision = table.operand
+        factors = table.left.to(dtype), table.right.to(dtype)
+        squares = tiles_kernel.squares_of_factors(*factors, table.log_norm, where, precision)
         side = tiles_kernel.side(width)
         shrink = squares.shrink.double().repeat_interleave(side, 1).repeat_interleave(side, 2)
         scale = shrink[:, :width, :width] * squares.log_most.double().exp()[:, None, None]

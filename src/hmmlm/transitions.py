@@ -1,7 +1,7 @@
 """Transition tables: two plain values that answer for tiles of log p(to | from).
 
-`operand`, of either, is a narrower type in which products with the table may be made, None for
-its own; factors are exact in it, so that rows still sum to one.
+`operand`, of either, is what factors were rounded to: products with the table may be made in it,
+and rows still sum to one.
 """
 
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hmmlm.products import full_products
+from hmmlm.products import FLOAT32, Operand, full_products
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Dense:
     """
 
     log_trans: Float[Tensor, "S Z"]
-    operand: torch.dtype | None = None
+    operand: Operand = FLOAT32
 
     @property
     def num_sources(self) -> int:
@@ -64,7 +64,7 @@ class Factored:
     left: Float[Tensor, "S H"]
     right: Float[Tensor, "Z H"]
     log_norm: Float[Tensor, " S"]
-    operand: torch.dtype | None = None
+    operand: Operand = FLOAT32
 
     @property
     def num_sources(self) -> int:

@@ -58,7 +58,9 @@ def test_it_is_the_ordinary_step(
         made = steps.step(make_batch(seed), 0.01, 0.0)
         plain = sgd.step(iter([make_batch(seed)]), 0.01, 0.0)
         assert made is not None and made.tokens == plain.tokens
-        assert made.loss == pytest.approx(plain.loss, rel=1e-5)
+        # A factor may be rounded up in one of them and down in the other.
+        within = {"float32": 1e-5, "tf32": 1e-4}[precision]
+        assert made.loss == pytest.approx(plain.loss, rel=within)
         assert made.size == pytest.approx(plain.size, rel=1e-3)
     if kind != "mlp":  # whose start bias has no gradient, so its sign is noise to AdamW
         for one, two in zip(model.parameters(), other.parameters(), strict=True):

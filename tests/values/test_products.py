@@ -9,7 +9,15 @@ from hmmlm.hmm import HMM
 from hmmlm.inference import counts, log_prob, next_log_probs
 from hmmlm.inference.streaming import advance, start
 from hmmlm.params import lowrank
-from hmmlm.products import full_products, is_wanted, round_to_tf32, tf32_products
+from hmmlm.products import (
+    BF16,
+    FLOAT32,
+    TF32,
+    full_products,
+    round_to_tf32,
+    tf32_products,
+    wanted_operand,
+)
 from hmmlm.support import Support
 from hmmlm.transitions import Factored
 
@@ -32,10 +40,13 @@ def test_numbers_are_rounded_to_the_nearest_of_eleven_digits() -> None:
     assert round_to_tf32(exact).dtype == torch.float64
 
 
-def test_tf32_is_wanted_within() -> None:
+def test_an_operand_is_wanted_within() -> None:
     with tf32_products():
-        assert is_wanted()
-    assert not is_wanted()
+        assert wanted_operand("cpu") == TF32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert wanted_operand("cpu") == BF16
+    assert wanted_operand("cpu") == FLOAT32
+    assert [one.name for one in (FLOAT32, TF32, BF16)] == ["float32", "tf32", "bfloat16"]
 
 
 @pytest.fixture

@@ -246,6 +246,7 @@ def device_info(device: str, hmm: Any = None) -> dict[str, Any]:
     from hmmlm.inference.dispatch import WITH_KERNEL, choose
     from hmmlm.ops import emission, normaliser, residual
     from hmmlm.ops.kernels import why_not
+    from hmmlm.products import BF16, FLOAT32, TF32
     from hmmlm.train.graph import why_no_graph_on
 
     place = torch.device(device)
@@ -259,16 +260,13 @@ def device_info(device: str, hmm: Any = None) -> dict[str, Any]:
         result["inference"] = "{}: {}".format(*choose("auto", WITH_KERNEL, chain))
     graph = "one CUDA graph, if words are in blocks or have all states, one process trains, a step"
     graph += " is one batch, and no belief is carried; train says so"
-    # What the products of emissions and networks are made in: tf32 is for the normaliser's alone.
-    operands = {"float32": (None, None), "tf32": (torch.float32, None)}
-    operands |= {"bf16": (torch.bfloat16, torch.bfloat16)}
-    for precision, (emitted, network) in operands.items():
+    for precision, operand in (("float32", FLOAT32), ("tf32", TF32), ("bf16", BF16)):
         plain = why_no_graph_on(place, precision)
         result[f"step_{precision}"] = graph if plain is None else f"no CUDA graph: {plain}"
         chosen = {
-            "normaliser": normaliser.choose(place, network, precision == "tf32"),
-            "emissions": emission.choose(place, True, emitted),
-            "networks": residual.choose(place, 256, network),
+            "normaliser": normaliser.choose(place, operand),
+            "emissions": emission.choose(place, True, operand),
+            "networks": residual.choose(place, 256, operand),
         }
         if reason is None:  # else all of them are plain, for that reason
             result |= {f"{key}_{precision}": f"{one}: {why}" for key, (one, why) in chosen.items()}

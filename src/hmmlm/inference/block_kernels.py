@@ -36,9 +36,10 @@ class BlockKernel(OnGpu):
         self.through = through
         self.before = torch.where(through, self.here.roll(1, 1), tiles_kernel.NONE)
         self.factors: tuple[Tensor, Tensor] | None = None
+        self.precision = table.operand.precision
         if isinstance(table, Factored):
-            operand = table.operand or torch.float32
-            self.factors = table.left.to(operand), table.right.to(operand)
+            dtype = table.operand.dtype
+            self.factors = table.left.to(dtype), table.right.to(dtype)
         self.kept: dict[tuple[int, int], tuple[tiles_kernel.Map, tiles_kernel.Squares]] = {}
 
     @property
@@ -175,7 +176,7 @@ class BlockKernel(OnGpu):
             return
         if where.shared.there_are:
             given = (squares, where, joints, pairs)
-            left, right = counts_kernel.shared_counts(*given, *self.factors)
+            left, right = counts_kernel.shared_counts(*given, *self.factors, self.precision)
             self.kept = {}  # for the turned tiles are gone
             sums.fields[0].add_(left)
             sums.fields[1].add_(right)
@@ -202,7 +203,7 @@ class BlockKernel(OnGpu):
                 made = tiles_kernel.squares_of_table(fields[0], where, turned=self.back)
             else:
                 made = tiles_kernel.squares_of_factors(
-                    *self.factors, fields[2], where, turned=self.back
+                    *self.factors, fields[2], where, self.precision, turned=self.back
                 )
             self.kept = {(begin, end): (where, made)}
         return self.kept[begin, end]

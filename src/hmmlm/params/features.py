@@ -1,7 +1,7 @@
 """From features of states to tables: what the low-rank and neural parameterisations share."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from hmmlm.hmm import HMM, log_sum_by_state
 from hmmlm.ops import emission
 from hmmlm.ops.cells import Tiling, cell_products
 from hmmlm.ops.normaliser import log_normaliser
-from hmmlm.products import full_products, is_wanted, round_to_tf32
+from hmmlm.products import FLOAT32, Operand, full_products, wanted_operand
 from hmmlm.support import Support
 from hmmlm.transitions import Dense, Factored
 
@@ -34,7 +34,7 @@ class Features(nn.Module):
 
     Under `torch.autocast` the networks run in its type and features and words are rounded to it
     once; all else is in the type of the parameters, so rows still sum to one. Under
-    `tf32_products` the factors of transitions are rounded to tf32.
+    `tf32_products` they are rounded to tf32.
     """
 
     def __init__(
@@ -108,9 +108,7 @@ class Features(nn.Module):
             if carried is not None:
                 extra = carried.to(device)
                 sources = torch.cat([states, extra[~torch.isin(extra, states)]])
-        mixed = torch.get_autocast_dtype(device.type)
-        mixed = mixed if torch.is_autocast_enabled(device.type) else None
-        features = _Answers(self, sources, support.num_states, mixed)
+        features = _Answers(self, sources, support.num_states, wanted_operand(device.type))
         with full_products(), torch.autocast(device.type, enabled=False):
             return HMM(
                 self._init(features, states),
@@ -139,12 +137,10 @@ class Features(nn.Module):
             logits = self.trans_logits
             if states is not None and sources is not None:
                 logits = logits[sources][:, states]
-            return Dense(torch.log_softmax(logits, 1), features.mixed)
+            return Dense(torch.log_softmax(logits, 1), features.operand)
         left, right = features("source"), features("destination")
-        if features.tf32:
-            left, right = (_Rounded.apply(factor, round_to_tf32) for factor in (left, right))
-        norm = log_normaliser(left, right, operand=features.mixed, tf32=features.tf32)
-        return Factored(left, right, norm, features.mixed)
+        norm = log_normaliser(left, right, operand=features.operand)
+        return Factored(left, right, norm, features.operand)
 
     def _emissions(
         self, features: "_Answers", states: Tensor | None, support: Support
@@ -155,7 +151,7 @@ class Features(nn.Module):
                 logits = _kept_slots(logits, self.support, states, support.width)
         else:
             words, vectors = features.rounded(self.words), features("emit")
-            operand = torch.float32 if features.tf32 else features.mixed
+            operand = features.operand
             name, _ = emission.choose(vectors.device, support.is_partition, operand)
             if name == "kernel":
                 bias = words.new_zeros(len(words)) if self.word_bias is None else self.word_bias
@@ -171,8 +167,7 @@ class Features(nn.Module):
 class _Answers:
     """The features of the roles at some states, each network asked once.
 
-    Networks run in type `mixed`, and features are rounded to it, unless that is None; `tf32` is
-    what the factors of transitions are rounded to then, if it is wanted.
+    Features are rounded to `operand`, and networks run in its type.
     """
 
     def __init__(
@@ -180,10 +175,10 @@ class _Answers:
         model: Features,
         sources: Tensor | None,
         num_states: int,
-        mixed: torch.dtype | None,
+        operand: Operand,
     ) -> None:
         self.model, self.sources, self.num_states = model, sources, num_states
-        self.mixed, self.tf32 = mixed, mixed is None and is_wanted()
+        self.operand, self.is_mixed = operand, operand.dtype != torch.float32
         self.answers: dict[tuple[str, str], Tensor] = {}
         self.embeddings: dict[str, Tensor] = {}
 
@@ -193,7 +188,7 @@ class _Answers:
         table = role if role in model.embeddings else "all"
         name = role if role in model.networks or role in model.plain else "all"
         device = next(model.parameters()).device.type
-        with torch.autocast(device, self.mixed, enabled=self.mixed is not None):
+        with torch.autocast(device, self.operand.dtype, enabled=self.is_mixed):
             if (table, name) not in self.answers:
                 self.answers[table, name] = self._ask(table, name)
             answer = self.answers[table, name]
@@ -212,10 +207,9 @@ class _Answers:
 
     def rounded(self, factor: Tensor) -> Tensor:
         """A factor as the products read it: the same numbers in normaliser, tiles and counts."""
-        if self.mixed is None:
+        if self.operand == FLOAT32:
             return factor
-        narrow, wide = self.mixed, next(self.model.parameters()).dtype
-        return _Rounded.apply(factor, lambda exact: exact.to(narrow).to(wide))
+        return _Rounded.apply(factor.to(next(self.model.parameters()).dtype), self.operand)
 
     def _ask(self, table: str, name: str) -> Tensor:
         if name not in self.model.networks:
@@ -237,8 +231,8 @@ class _Rounded(torch.autograd.Function):
     """A tensor whose numbers were rounded; its gradient is not."""
 
     @staticmethod
-    def forward(ctx: Any, factor: Tensor, round: Callable[[Tensor], Tensor]) -> Tensor:
-        return round(factor)
+    def forward(ctx: Any, factor: Tensor, operand: Operand) -> Tensor:
+        return operand.round(factor)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:

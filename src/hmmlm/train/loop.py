@@ -29,8 +29,8 @@ class TrainSettings:
     kept are the exponential average of those of the steps, with that decay. `checks` is the number
     of validations per epoch; after `early_stop` of them without a new best, training ends (0:
     never). With `precision` "bf16" the loss is computed under PyTorch's autocast to bfloat16, with
-    "tf32" the factors of transitions are rounded to 11 digits and summed up by tensor cores; both
-    from weights kept in float32; validation is always in float32.
+    "tf32" factors alone are rounded, to 11 digits, which tensor cores read; both from weights kept
+    in float32; validation is always in float32.
     """
 
     epochs: int = 10

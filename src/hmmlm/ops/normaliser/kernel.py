@@ -13,7 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hmmlm.ops.kernels import is_interpreted, precision_of
+from hmmlm.ops.kernels import is_interpreted
+from hmmlm.ops.narrow_kernel import narrowed
+from hmmlm.products import Operand
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -33,15 +35,6 @@ def _load(matrix, rows, features, count, H: tl.constexpr, EVEN: tl.constexpr):
     if EVEN:
         return tl.load(where)
     return tl.load(where, mask=(rows < count)[:, None] & (features < H)[None, :], other=0.0)
-
-
-@triton.jit
-def _narrowed(values, like, PRECISION: tl.constexpr):
-    """Numbers as a product reads them, rounded: tensor cores drop the digits that tf32 has not."""
-    if like.dtype == tl.float32 and PRECISION == "tf32":
-        bits = (values.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
-        return bits.to(tl.float32, bitcast=True)
-    return values.to(like.dtype)
 
 
 @triton.jit
@@ -98,7 +91,7 @@ def _with_mean(
         shrink = tl.exp2(most - higher)
         total = total * shrink + tl.sum(weights, 1)
         sums = sums * shrink[:, None]
-        narrow = _narrowed(weights, theirs, PRECISION)
+        narrow = narrowed(weights, theirs, PRECISION)
         sums = tl.dot(narrow, theirs, sums, input_precision=PRECISION)
         most = higher
     where = part * S + own
@@ -127,7 +120,7 @@ def _to_right(
         times = tl.load(weight + others, mask=others < S, other=0.0)
         logits = tl.dot(mine, tl.trans(theirs), input_precision=PRECISION) * LOG2E
         counts = tl.exp2(logits - norm[None, :]) * times[None, :]
-        narrow = _narrowed(counts, theirs, PRECISION)
+        narrow = narrowed(counts, theirs, PRECISION)
         sums = tl.dot(narrow, theirs, sums, input_precision=PRECISION)
     where = gradient + (part * Z + own)[:, None].to(tl.int64) * H + features[None, :]
     tl.store(where, sums, mask=(own < Z)[:, None] & (features < H)[None, :])
@@ -137,13 +130,13 @@ class LogNormaliser(torch.autograd.Function):
     """log sum_j exp(left_i . right_j) of factors rounded to `operand`, gradients in float32."""
 
     @staticmethod
-    def forward(ctx: Any, left: Tensor, right: Tensor, operand: torch.dtype, tf32: bool) -> Tensor:
-        ctx.types, ctx.tf32 = (left.dtype, right.dtype), tf32
+    def forward(ctx: Any, left: Tensor, right: Tensor, operand: Operand) -> Tensor:
+        ctx.types, ctx.precision = (left.dtype, right.dtype), operand.precision
         wanted = any(ctx.needs_input_grad)
-        left, right = (factor.to(operand).contiguous() for factor in (left, right))
+        left, right = (factor.to(operand.dtype).contiguous() for factor in (left, right))
         if not wanted:
-            return log_normaliser(left, right, tf32=tf32)
-        norms, mean = log_normaliser_and_mean(left, right, tf32)
+            return log_normaliser(left, right, operand.precision)
+        norms, mean = log_normaliser_and_mean(left, right, operand.precision)
         ctx.save_for_backward(left, right, norms, mean)
         return norms
 
@@ -152,39 +145,38 @@ class LogNormaliser(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         left, right, norms, mean = ctx.saved_tensors
         (grad,) = grad_outputs
-        made = mean * grad[:, None], gradient_of_right(left, right, norms, grad, ctx.tf32)
-        return *(part.to(kind) for part, kind in zip(made, ctx.types, strict=True)), None, None
+        made = mean * grad[:, None], gradient_of_right(left, right, norms, grad, ctx.precision)
+        return *(part.to(kind) for part, kind in zip(made, ctx.types, strict=True)), None
 
 
 def log_normaliser(
-    left: Tensor, right: Tensor, bias: Tensor | None = None, tf32: bool = False
+    left: Tensor, right: Tensor, precision: str, bias: Tensor | None = None
 ) -> Tensor:
     """log sum_j exp(left_i . right_j + bias_j).
 
     `left` (S, H) and `right` (Z, H) are contiguous and of one type, `bias` (Z,) is float32.
     """
-    rows, columns, tile = len(left), len(right), choose_tile(left, tf32)
+    rows, columns, tile = len(left), len(right), choose_tile(left, precision)
     spans, span = _spans(rows, columns, tile)
     most = torch.empty(spans, rows, device=left.device)
     total = torch.empty_like(most)
     _forward[(triton.cdiv(rows, tile.own), spans)](
         left, right, right if bias is None else bias, most, total, rows, columns, span,
-        BIASED=bias is not None, **_constants(left, right, tile, tf32),
+        BIASED=bias is not None, **_constants(left, right, tile, precision),
     )  # fmt: skip
     return _joined(most, total)
 
 
-def log_normaliser_and_mean(
-    left: Tensor, right: Tensor, tf32: bool = False
-) -> tuple[Tensor, Tensor]:
+def log_normaliser_and_mean(left: Tensor, right: Tensor, precision: str) -> tuple[Tensor, Tensor]:
     """The normaliser, and sum_j p(j | i) right_j, (S, H) in float32."""
-    (rows, width), columns, tile = left.shape, len(right), choose_tile(left, tf32)
+    (rows, width), columns, tile = left.shape, len(right), choose_tile(left, precision)
     spans, span = _spans(rows, columns, tile)
     most = torch.empty(spans, rows, device=left.device)
     total, mean = torch.empty_like(most), torch.empty(spans, rows, width, device=left.device)
     _with_mean[(triton.cdiv(rows, tile.own), spans)](
-        left, right, most, total, mean, rows, columns, span, **_constants(left, right, tile, tf32)
-    )
+        left, right, most, total, mean, rows, columns, span,
+        **_constants(left, right, tile, precision),
+    )  # fmt: skip
     norms = _joined(most, total)
     if spans == 1:
         return norms, mean[0]
@@ -193,15 +185,15 @@ def log_normaliser_and_mean(
 
 
 def gradient_of_right(
-    left: Tensor, right: Tensor, norms: Tensor, weight: Tensor, tf32: bool = False
+    left: Tensor, right: Tensor, norms: Tensor, weight: Tensor, precision: str
 ) -> Tensor:
     """sum_i weight_i p(j | i) left_i, (Z, H) in float32."""
-    rows, columns, tile = len(left), len(right), choose_tile(left, tf32)
+    rows, columns, tile = len(left), len(right), choose_tile(left, precision)
     spans, span = _spans(columns, rows, tile, each=1)
     sums = torch.empty(spans, *right.shape, device=left.device)
     _to_right[(triton.cdiv(columns, tile.own), spans)](
         left, right, norms * math.log2(math.e), weight.contiguous(), sums, rows, columns, span,
-        **_constants(left, right, tile, tf32),
+        **_constants(left, right, tile, precision),
     )  # fmt: skip
     return sums[0] if spans == 1 else sums.sum(0)
 
@@ -225,7 +217,7 @@ def _joined(most: Tensor, total: Tensor) -> Tensor:
 PROCESSORS = 132
 
 
-def choose_tile(operand: Tensor, tf32: bool = False) -> Tile:
+def choose_tile(operand: Tensor, precision: str) -> Tile:
     """The fastest of ten that were tried on an H200, for factors of 256; smaller for wider ones."""
     if is_interpreted():
         return Tile(32, 32, 4, 2)
@@ -233,11 +225,12 @@ def choose_tile(operand: Tensor, tf32: bool = False) -> Tile:
     if wide <= 512:
         return Tile(128, 64, 8, 3)
     if wide <= 1024:
-        return Tile(128, 32, 8, 3) if tf32 else Tile(64, 32, 4, 2)
+        is_tf32 = operand.dtype == torch.float32 and precision == "tf32"
+        return Tile(128, 32, 8, 3) if is_tf32 else Tile(64, 32, 4, 2)
     return Tile(32, 16, 4, 1)
 
 
-def _constants(left: Tensor, right: Tensor, tile: Tile, tf32: bool) -> dict[str, Any]:
+def _constants(left: Tensor, right: Tensor, tile: Tile, precision: str) -> dict[str, Any]:
     width = left.shape[1]
     wide = max(16, triton.next_power_of_2(width))
     even = width == wide
@@ -248,7 +241,7 @@ def _constants(left: Tensor, right: Tensor, tile: Tile, tf32: bool) -> dict[str,
         "OWN": tile.own,
         "OTHER": tile.other,
         "EVEN": even,
-        "PRECISION": "tf32" if tf32 else precision_of(left),
+        "PRECISION": precision,
         "num_warps": tile.warps,
         "num_stages": tile.stages,
     }

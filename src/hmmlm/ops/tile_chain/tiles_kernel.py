@@ -11,8 +11,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hmmlm.ops.kernels import precision_of
-
 NONE = -1
 """The row of the map before a step that starts afresh: no tile stands between."""
 
@@ -154,7 +152,13 @@ def _tile_at(tile_of, step, SHARED: tl.constexpr):
 
 
 def squares_of_factors(
-    left: Tensor, right: Tensor, log_norm: Tensor, where: Map, *, turned: bool = True
+    left: Tensor,
+    right: Tensor,
+    log_norm: Tensor,
+    where: Map,
+    precision: str,
+    *,
+    turned: bool = True,
 ) -> Squares:
     """The tiles exp(left_i . right_j - log_norm_i) of a map. O(P K^2 H)."""
     left, right, log_norm = (part.contiguous() for part in (left, right, log_norm))
@@ -162,7 +166,7 @@ def squares_of_factors(
     wide = min(64, max(16, triton.next_power_of_2(width)))
     return _squares(
         where, turned, left, right, log_norm, log_norm, 0, width,
-        FACTORED=True, WIDE=wide, EVEN=width % wide == 0, PRECISION=precision_of(left),
+        FACTORED=True, WIDE=wide, EVEN=width % wide == 0, PRECISION=precision,
     )  # fmt: skip
 
 
