@@ -30,7 +30,7 @@ from hmmlm.train.loop import TrainSettings
 from hmmlm.train.loss import Dropout, HmmLoss
 from hmmlm.train.sgd import train
 
-PRECISIONS = {"bf16": "bf16", "fp32": "float32"}
+PRECISIONS = {"bf16": "bf16", "tf32": "tf32", "fp32": "float32"}
 WIDTH, BLOCKS, ROWS, LENGTH, RATE = 256, 128, 8, 64, 0.01
 EVERY = 50
 
@@ -118,10 +118,12 @@ def learn(
 def compare(runs: dict[tuple[str, int], dict]) -> dict[str, dict[str, float]]:
     """Differences of pairs of runs: the largest and mean of the curves, and of the perplexity."""
     seeds = sorted({seed for _, seed in runs})
-    pairs = {}
-    if {precision for precision, _ in runs} == set(PRECISIONS):
-        pairs = {f"bf16 and fp32, seed {seed}": (("bf16", seed), ("fp32", seed)) for seed in seeds}
-    for precision in sorted({precision for precision, _ in runs}):
+    precisions, pairs = sorted({precision for precision, _ in runs}), {}
+    for precision in precisions:
+        if precision != "fp32" and "fp32" in precisions:
+            for seed in seeds:
+                pairs[f"{precision} and fp32, seed {seed}"] = (precision, seed), ("fp32", seed)
+    for precision in precisions:
         for one, other in combinations(seeds, 2):
             pairs[f"seeds {one} and {other}, {precision}"] = (precision, one), (precision, other)
     table = {}

@@ -4,8 +4,8 @@
 tables. Log evidence is pyjuice's forward pass, expected counts its forward and backward pass with
 the flows of the parameters, replayed from CUDA graphs, as its own training does; `-fp32` forbids it
 narrower products. Right first: log evidence against float64, and the counted mass against the
-number of tokens. Where pyjuice cannot run, the line says how it `failed`. The time that it takes to
-compile a circuit is `compile_seconds`.
+number of tokens; the `error` of pyjuice is stated. Where it cannot run, the line says how it
+`failed`. The time that it takes to compile a circuit is `compile_seconds`.
 """
 
 import argparse
@@ -31,8 +31,12 @@ from hmmlm.inference import counts, log_prob
 CASES = tuple(f"hmm-z{z}-v1000-b64-t{t}" for z in (512, 2048, 4096) for t in (64, 512))
 SMOKE = ("hmm-z16-v20-b3-t5",)
 PATTERN = re.compile(r"hmm-z(\d+)-v(\d+)-b(\d+)-t(\d+)")
-ALLOWED = {"fp32": 1e-5, "its own": 1e-3}
-"""How far, relative to its size, the total log evidence, or the counted mass, may be off."""
+ALLOWED = {"hmmlm": 1e-5, "hmmlm-plain": 1e-5, "pyjuice": 0.1, "pyjuice-fp32": 0.1}
+"""How far, relative to its size, the total log evidence, or the counted mass, may be off.
+
+Of ours, for a line to be right; of pyjuice, to be an answer to the question at all: what it is off
+by stands in its line.
+"""
 
 
 class Problem(NamedTuple):
@@ -87,10 +91,11 @@ def measure(name: str, bench: Bench) -> Iterator[dict]:
         ("pyjuice-fp32", "fp32", lambda: pyjuice(circuit(), problem, bench, in_full)),
     ):
         line = {"case": name, "what": "-", "implementation": implementation, "dtype": dtype}
+        allowed = ALLOWED[implementation]
         try:
             prepared = prepare()
             for what in ("log evidence", "expected counts"):
-                yield line | {"what": what} | _line(problem, prepared, what, truth, dtype, bench)
+                yield line | {"what": what} | _line(problem, prepared, what, truth, allowed, bench)
         except InputError as refusal:
             yield line | {"skipped": str(refusal)}
         except Exception as error:
@@ -100,7 +105,7 @@ def measure(name: str, bench: Bench) -> Iterator[dict]:
 
 
 def _line(
-    problem: Problem, prepared: Prepared, what: str, truth: float, dtype: str, bench: Bench
+    problem: Problem, prepared: Prepared, what: str, truth: float, allowed: float, bench: Bench
 ) -> dict:
     if what == "log evidence":
         evidence, off = prepared.log_evidence(), 0.0
@@ -110,8 +115,8 @@ def _line(
         off = abs(mass() / problem.tokens.numel() - 1)
         run = prepared.counts
     error = max(abs(float(evidence.double().sum()) / truth - 1), off)
-    if not error <= ALLOWED[dtype]:
-        return {"wrong": f"float64 is {error:.1e} away (allowed {ALLOWED[dtype]:g})"}
+    if not error <= allowed:
+        return {"wrong": f"float64 is {error:.1e} away (allowed {allowed:g})"}
     times = bench.time(run)
     return {
         **times.fields(),

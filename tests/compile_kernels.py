@@ -24,6 +24,7 @@ from hmmlm.ops.emission import kernel as emission
 from hmmlm.ops.links import CountSums
 from hmmlm.ops.normaliser import kernel as normaliser
 from hmmlm.ops.residual import kernel as residual
+from hmmlm.products import BF16, FLOAT32, TF32
 from hmmlm.support import Support
 from hmmlm.transitions import Dense, Factored
 
@@ -91,30 +92,35 @@ def main() -> int:
     JITFunction.run = compile_instead
     plain = torch.mm
     torch.mm = lambda one, other, out_dtype=None, out=None: plain(one.float(), other.float())
-    narrow = torch.bfloat16
+    narrow = BF16
     for width in (64, 256, 512):
         left = torch.zeros(300, width, requires_grad=True)
         normaliser.LogNormaliser.apply(left, left, narrow).sum().backward()
-        normaliser.log_normaliser(left.detach().to(narrow), left.detach().to(narrow))
+        normaliser.LogNormaliser.apply(left, left, TF32).sum().backward()
+        held = left.detach().to(narrow.dtype)
+        normaliser.log_normaliser(held, held, narrow.precision)
         words, bias = torch.zeros(70, width, requires_grad=True), torch.zeros(70)
         support = Support.from_clusters(torch.arange(70) % 3, 100)
         tiling = Tiling(support.row_of_word)
-        emission.LogSoftmax.apply(left, words, bias, support.rows, tiling, narrow).sum().backward()
+        for operand in (narrow, TF32):
+            given = (left, words, bias, support.rows, tiling, operand)
+            emission.LogSoftmax.apply(*given).sum().backward()
         dense_kernel.LogSoftmax.apply(left, words, bias, narrow).sum().backward()
     for width in (64, 128, 256):
         inputs, weight = torch.zeros(70, width, requires_grad=True), torch.zeros(width, width)
         layers = [weight, weight[0], weight, weight[0], weight[0], weight[0]]
-        residual.Residual.apply(inputs, *layers, 1e-5, narrow).sum().backward()
+        residual.Residual.apply(inputs, *layers, 1e-5, narrow.dtype).sum().backward()
     for slots in (16, 50, 64, 128, 200, 256, 512, 1024):
         support = Support.from_clusters([0, 1, 1, 0], slots)
         states = support.num_states
         factors = torch.zeros(states, 256)
-        counts(support, Factored(factors, factors, torch.zeros(states), narrow))
+        for operand in (narrow, TF32):
+            counts(support, Factored(factors, factors, torch.zeros(states), operand))
         if slots <= 256:
             counts(support, Dense(torch.zeros(states, states), narrow))
     for states in (17, 512, 1024, 2048):
         counts(Support.dense(5, states), Dense(torch.zeros(states, states), narrow))
-    for operand in (None, narrow):
+    for operand in (FLOAT32, narrow):
         for slots in (50, 128, 256, 1024):
             support = Support.from_clusters([0, 1, 1, 0], slots)
             factors = torch.zeros(support.num_states, 256)

@@ -38,12 +38,13 @@ class Times(NamedTuple):
 class Rates(NamedTuple):
     """What the device does in a second, measured in the same run but for `scalar`.
 
-    `bf16` and `fp32` are FLOP/s of a large product (fp32 without tf32), `copy` the bytes read and
+    `bf16`, `tf32` and `fp32` are FLOP/s of a large product, `copy` the bytes read and
     written by a copy, `scalar` the float32 operations of all lanes at the highest clock, an FMA
     being one.
     """
 
     bf16: float
+    tf32: float
     fp32: float
     copy: float
     scalar: float
@@ -114,20 +115,21 @@ def _rates(bench: Bench) -> Rates:
 
         return float(torch.tensor(do_bench(run, return_mode="median")))
 
-    def product(kind: torch.dtype) -> float:
+    def product(kind: torch.dtype, precision: str = "ieee") -> float:
         matrix = torch.randn(size, size, device=bench.device).to(kind)
-        return 2 * size**3 / (median(lambda: matrix @ matrix) / 1e3)
+        before = torch.backends.cuda.matmul.fp32_precision
+        torch.backends.cuda.matmul.fp32_precision = precision
+        try:
+            return 2 * size**3 / (median(lambda: matrix @ matrix) / 1e3)
+        finally:
+            torch.backends.cuda.matmul.fp32_precision = before
 
-    allowed = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        bf16, fp32 = product(torch.bfloat16), product(torch.float32)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = allowed
+    bf16, fp32 = product(torch.bfloat16), product(torch.float32)
+    tf32 = product(torch.float32, "tf32")
     large = torch.empty(room, dtype=torch.uint8, device=bench.device)
     other = torch.empty_like(large)
     copy = 2 * room / (median(lambda: other.copy_(large)) / 1e3)
-    return Rates(bf16, fp32, copy, _scalar_rate(bench) or fp32 / 2)
+    return Rates(bf16, tf32, fp32, copy, _scalar_rate(bench) or fp32 / 2)
 
 
 def _scalar_rate(bench: Bench) -> float | None:

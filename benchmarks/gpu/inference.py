@@ -32,6 +32,7 @@ from hmmlm.errors import InputError
 from hmmlm.hmm import HMM
 from hmmlm.inference import counts, log_prob, sample_paths, viterbi
 from hmmlm.params.features import emission_table
+from hmmlm.products import BF16, FLOAT32
 from hmmlm.support import Support
 from hmmlm.transitions import Dense, Factored
 
@@ -160,10 +161,9 @@ def make(case: Case, precision: str, bench: Bench) -> HMM:
             torch.arange(words) % (case.states // case.slots), case.slots
         )
         left, right = (SPREAD * noise(case.states, WIDTH) for _ in range(2))
-        operand = torch.bfloat16 if precision == "bf16" else None
-        if operand is not None:
-            left, right = left.to(operand).float(), right.to(operand).float()
-        table = replace(Factored.normalise(left, right), operand=operand)
+        operand = BF16 if precision == "bf16" else FLOAT32
+        table = Factored.normalise(operand.round(left), operand.round(right))
+        table = replace(table, operand=operand)
     support = support.to(bench.device)
     emissions = emission_table(noise(words, support.width), support)
     return HMM(torch.log_softmax(noise(case.states), 0), table, emissions, support)

@@ -1,15 +1,16 @@
 """Whole training steps, beside the products in them.
 
 `ptb-z32768-m128-d50-b512tok` is Chiu & Rush's network at width 256, 10,000 words, 128 blocks
-with half of the states kept, 512 tokens in packed rows of 64, or of 16 with `-t16`;
+with half of the states kept, 512 tokens in packed rows of 64, or of 16 with `-t16`, in bf16 or
+`-tf32`;
 `slim-z512-v32000-b200-t64-lowrank` is Lee & Berg-Kirkpatrick's setting, dense. A step is
 everything: kept states, tables, recursion, gradient, clip, AdamW. `ms` is the step on the device,
 `loop_ms` what the training loop waits for.
 
-The floor is the arithmetic that no way around is known for, at the rate that a large bf16 product
-reaches in the same run, and the bytes of the weights and AdamW's state, once in and once out, at
-the rate of a copy: of blocks the normaliser's four products over all kept states; of dense states
-two passes, the pairs, and three products each for transitions and emissions.
+The floor is the arithmetic that no way around is known for, at the rate that a large product in
+bf16 (or tf32) reaches in the same run, and the bytes of the weights and AdamW's state, once in and
+once out, at the rate of a copy: of blocks the normaliser's four products over all kept states;
+of dense states two passes, the pairs, and three products each for transitions and emissions.
 """
 
 import gc
@@ -27,7 +28,7 @@ from hmmlm.inference import log_prob
 from hmmlm.params import lowrank, mlp, scalar
 from hmmlm.support import Support
 from hmmlm.train.loop import TrainSettings
-from hmmlm.train.loss import Dropout, HmmLoss
+from hmmlm.train.loss import Dropout, HmmLoss, arithmetic
 from hmmlm.train.sgd import Sgd
 
 CASES = (
@@ -40,6 +41,7 @@ CASES = (
     "ptb-z16384-m128-d50-b512tok",
     "ptb-z32768-m128-d50-b512tok",
     "ptb-z65536-m128-d50-b512tok",
+    "ptb-z32768-m128-d50-b512tok-tf32",
     "ptb-z32768-m128-d50-b512tok-t16",
     "ptb-z32768-m128-d50-b512tok-t256",
     "ptb-z32768-m128-d50-b512tok-t512",
@@ -48,7 +50,7 @@ CASES = (
     "slim-z4096-v32000-b200-t64-lowrank",
 )
 SMOKE = ("ptb-z64-m4-d50-b64tok", "slim-z16-v40-b2-t8-scalar")
-BLOCKS = r"ptb-z(\d+)-m(\d+)-d(\d+)-b(\d+)tok(?:-t(\d+))?"
+BLOCKS = r"ptb-z(\d+)-m(\d+)-d(\d+)-b(\d+)tok(?:-t(\d+))?(?:-(tf32))?"
 DENSE = r"slim-z(\d+)-v(\d+)-b(\d+)-t(\d+)-(scalar|lowrank)"
 PATTERN = re.compile(f"{BLOCKS}|{DENSE}")
 WIDTH, LENGTH, SENTENCE = 256, 64, 22
@@ -64,14 +66,16 @@ def measure(name: str, bench: Bench) -> Iterator[dict]:
     model, support, batches, dropout = make(name, bench.device)
     loss = HmmLoss(model, support, dropout=Dropout(dropout))
     # In the interpreter products of bf16 are wrong.
-    sgd = Sgd(model, loss, TrainSettings(precision="bf16" if bench.is_gpu else "float32"))
+    dtype = "tf32" if name.endswith("tf32") else "bf16" if bench.is_gpu else "fp32"
+    precision = "float32" if dtype == "fp32" else dtype
+    sgd = Sgd(model, loss, TrainSettings(precision=precision))
     line = {
         "case": name,
         "what": "training step",
         "implementation": "kernel" if bench.is_gpu else "scaled",
-        "dtype": "bf16" if bench.is_gpu else "fp32",
+        "dtype": dtype,
     }
-    error = _loss_error(sgd, batches[0], bench)
+    error = _loss_error(sgd, batches[0], precision, bench)
     if not error < AGREES:
         yield line | {"wrong": f"the loss is off by {error:.1e} of its size (allowed {AGREES:g})"}
         return
@@ -98,12 +102,13 @@ def measure(name: str, bench: Bench) -> Iterator[dict]:
         step(number)
     loop = (time.perf_counter() - began) / (10 * rounds) * 1e3
     flops, weights = _flops(name), 28 * sum(p.numel() for p in model.parameters())
+    rate = bench.rates.tf32 if dtype == "tf32" else bench.rates.bf16
     yield line | {
         "ms": round(middle, 4),
         "q20": round(low, 4),
         "q80": round(high, 4),
         "loop_ms": round(loop, 4),
-        "floor_ms": round(1e3 * (flops / bench.rates.bf16 + weights / bench.rates.copy), 4),
+        "floor_ms": round(1e3 * (flops / rate + weights / bench.rates.copy), 4),
         "tokens_per_s": round(1e3 * batches[0].num_tokens / middle),
         "peak_bytes": peak,
         "loss_error": error,
@@ -147,12 +152,12 @@ def word_probs(words: int, generator: torch.Generator) -> Tensor:
     return 1 / torch.arange(1, words + 1)[torch.randperm(words, generator=generator)]
 
 
-def _loss_error(sgd: Sgd, batch: Batch, bench: Bench) -> float:
-    """The loss of a step in bf16 against log p of the same tables in float64."""
+def _loss_error(sgd: Sgd, batch: Batch, precision: str, bench: Bench) -> float:
+    """The loss of a step in a precision against log p of the same tables in float64."""
     from hmmlm.inference.kernels import count
 
-    device, mixed = bench.device, bench.is_gpu
-    with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=mixed):
+    device = bench.device
+    with torch.no_grad(), arithmetic(precision, device.type):
         hmm = sgd.model()
     tokens, restart, ends = (
         part.to(device) for part in (batch.tokens, batch.restart, batch.lengths)

@@ -1,7 +1,7 @@
 """Transition tables: two plain values that answer for tiles of log p(to | from).
 
-`operand`, of either, is a narrower type in which products with the table may be made, None for
-its own; factors are exact in it, so that rows still sum to one.
+`operand`, of either, is what factors were rounded to: products with the table may be made in it,
+and rows still sum to one.
 """
 
 from dataclasses import dataclass, replace
@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from hmmlm.products import FLOAT32, Operand, full_products
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class Dense:
     """
 
     log_trans: Float[Tensor, "S Z"]
-    operand: torch.dtype | None = None
+    operand: Operand = FLOAT32
 
     @property
     def num_sources(self) -> int:
@@ -62,7 +64,7 @@ class Factored:
     left: Float[Tensor, "S H"]
     right: Float[Tensor, "Z H"]
     log_norm: Float[Tensor, " S"]
-    operand: torch.dtype | None = None
+    operand: Operand = FLOAT32
 
     @property
     def num_sources(self) -> int:
@@ -83,6 +85,7 @@ class Factored:
     ) -> "Factored":
         return replace(self, left=left, right=right, log_norm=log_norm)
 
+    @full_products()
     def tile(
         self, sources: Int[Tensor, "B K"], destinations: Int[Tensor, "B L"]
     ) -> Float[Tensor, "B K L"]:
@@ -91,6 +94,7 @@ class Factored:
         logits = self.left[sources] @ self.right[destinations].transpose(1, 2)  # (B, K, L)
         return logits - self.log_norm[sources][:, :, None]
 
+    @full_products()
     def rows(self, start: int, stop: int) -> Float[Tensor, "N Z"]:
         """log p(. | source) for the sources from `start` up to `stop`."""
         return self.left[start:stop] @ self.right.T - self.log_norm[start:stop, None]
@@ -101,6 +105,7 @@ class Factored:
         return _largest_error(logits - self.log_norm[sources].double()[:, None])
 
     @staticmethod
+    @full_products()
     def normalise(left: Float[Tensor, "S H"], right: Float[Tensor, "Z H"]) -> "Factored":
         """The table with these factors, its normaliser computed a tile of rows at a time."""
         step = max(1, (1 << 24) // max(1, right.shape[0]))

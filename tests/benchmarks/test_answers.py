@@ -8,6 +8,7 @@ import torch
 
 from hmmlm.hmm import HMM
 from hmmlm.inference import counts, log_prob, sample_paths, smooth, viterbi
+from hmmlm.products import BF16
 from hmmlm.results import PathSamples
 from hmmlm.transitions import Factored
 from models import make_hmm
@@ -86,7 +87,7 @@ def test_cases_have_names_that_can_be_read() -> None:
     bench = Bench(torch.device("cpu"), smoke=True, rounds=1)
     case = inference.Case.parse("counts-z64-k16-b3-t6")
     hmm = inference.make(case, "bf16", bench)
-    assert hmm.validate().transitions.operand is torch.bfloat16
+    assert hmm.validate().transitions.operand == BF16
     left = hmm.transitions.fields()[0]
     assert torch.equal(left, left.bfloat16().float())
     floor = inference.floor_ms(case, hmm, "fp32", bench)

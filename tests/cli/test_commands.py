@@ -181,6 +181,7 @@ def test_info_says_what_runs_on_a_device(place, call) -> None:
         "kernels": "none: kernels run on a CUDA device, and this is cpu",
         "inference": "depends on the model; give its folder",
         "step_float32": "no CUDA graph: graphs are of a CUDA device, and this is cpu",
+        "step_tf32": "no CUDA graph: graphs are of a CUDA device, and this is cpu",
         "step_bf16": "no CUDA graph: graphs are of a CUDA device, and this is cpu",
     }
     answer = call("info", "model", "--device", "cpu", "--json")
@@ -219,6 +220,10 @@ def test_info_says_what_runs_on_a_gpu(call, monkeypatch, capability, triton, sai
     assert result["step_float32"].startswith("no CUDA graph: precision is float32")
     assert result["step_bf16"].startswith("one CUDA graph, if words are in blocks")
     assert result["normaliser_bf16"] == "kernel: products in bfloat16"
+    assert result["step_tf32"].startswith("one CUDA graph, if words are in blocks")
+    assert result["normaliser_tf32"] == "kernel: products in tf32"
+    assert result["emissions_tf32"] == "kernel: products in tf32"
+    assert result["networks_tf32"].startswith("plain: products in float32")
     assert result["networks_float32"].startswith("plain: products in float32")
 
 

@@ -120,7 +120,7 @@ def test_precisions(tmp_path: Path, text: Path) -> None:
     lines = {(line["dtype"], line["seed"]): line for line in curves}
     sums = [line for line in read_lines(out) if line["what"] == "row sums"]
     assert sums and all(line["max_row_error"] < 1e-4 for line in sums)
-    assert len(lines) == 4 and all(line["steps"] == 4 for line in lines.values())
+    assert len(lines) == 6 and all(line["steps"] == 4 for line in lines.values())
     assert 0 < gaps["bf16 and fp32, seed 0"]["largest"] < gaps["seeds 0 and 1, fp32"]["largest"]
 
 

@@ -22,13 +22,14 @@ from hmmlm.ops.row_sums import kernel as row_sums
 from hmmlm.ops.tile_chain import tiles_kernel as tiles
 from hmmlm.params.features import emission_table
 from hmmlm.params.mlp import Residual
+from hmmlm.products import BF16, FLOAT32, TF32, Operand
 from hmmlm.support import Support
 from hmmlm.transitions import Dense, Factored
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-TYPES = [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
-TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
+TYPES = [FLOAT32, TF32, pytest.param(BF16, marks=pytest.mark.gpu)]
+TOLERANCE = {FLOAT32: 2e-6, TF32: 1e-3, BF16: 8e-3}
 
 
 @pytest.fixture(autouse=True)
@@ -43,9 +44,9 @@ def poisoned(monkeypatch) -> None:
     monkeypatch.setattr(torch, "empty_like", lambda t, **how: spoil(plain_like(t, **how)))
 
 
-@pytest.fixture(params=TYPES)
-def operand(request) -> torch.dtype:
-    if request.param == torch.bfloat16 and DEVICE == "cpu":
+@pytest.fixture(params=TYPES, ids=lambda operand: operand.name)
+def operand(request) -> Operand:
+    if request.param == BF16 and DEVICE == "cpu":
         pytest.skip("the interpreter's bfloat16 products are wrong")
     return request.param
 
@@ -56,7 +57,7 @@ def noise(*size: int, seed: int = 0, scale: float = 0.5) -> Tensor:
     return (scale * torch.randn(*size, generator=generator)).bfloat16().float()
 
 
-def agree(ours: Tensor, truth: Tensor, operand: torch.dtype) -> None:
+def agree(ours: Tensor, truth: Tensor, operand: Operand) -> None:
     """The distance is small beside the whole."""
     gap = float((ours.detach().cpu().double() - truth).norm())
     assert gap <= TOLERANCE[operand] * float(truth.norm()) + 1e-12
@@ -69,7 +70,7 @@ def leaves(*tensors: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize(
     "size", [(1, 1, 1), (3, 17, 5), (63, 257, 16), (40, 2100, 33), (2100, 40, 33)]
 )
-def test_normaliser(size: tuple[int, int, int], operand: torch.dtype) -> None:
+def test_normaliser(size: tuple[int, int, int], operand: Operand) -> None:
     rows, columns, width = size
     left, right = noise(rows, width), noise(columns, width, seed=1)
     weight = torch.rand(rows, generator=torch.Generator().manual_seed(2))
@@ -79,18 +80,18 @@ def test_normaliser(size: tuple[int, int, int], operand: torch.dtype) -> None:
     factors = leaves(left, right)
     how = {"operand": operand, "implementation": "kernel"}
     ours = log_normaliser(*factors, **how)
-    agree(ours, norms.detach(), torch.float32)
+    agree(ours, norms.detach(), FLOAT32)
     for one, other in zip(
         torch.autograd.grad(ours, factors, weight.to(DEVICE)), expected, strict=True
     ):
         agree(one, other, operand)
     with torch.no_grad():
-        agree(log_normaliser(*factors, **how), norms.detach(), torch.float32)
+        agree(log_normaliser(*factors, **how), norms.detach(), FLOAT32)
 
 
 @pytest.mark.parametrize("blocks", [[5, 17, 3], [16, 16], [130, 1, 63]])
 @pytest.mark.parametrize("width", [3, 32])
-def test_emissions_of_blocks(blocks: list[int], width: int, operand: torch.dtype) -> None:
+def test_emissions_of_blocks(blocks: list[int], width: int, operand: Operand) -> None:
     words = 70
     clusters = torch.arange(words) % len(blocks)
     clusters[40:] = 0  # uneven in words too
@@ -107,13 +108,13 @@ def test_emissions_of_blocks(blocks: list[int], width: int, operand: torch.dtype
     place = torch.device(DEVICE)
     ours = emission.LogSoftmax.apply(*parts, support.rows.to(place), tiling.to(place), operand)
     assert bool((torch.isneginf(ours).cpu() == padding).all())
-    agree(ours.masked_fill(padding.to(place), 0.0), table.detach(), torch.float32)
+    agree(ours.masked_fill(padding.to(place), 0.0), table.detach(), FLOAT32)
     for one, other in zip(torch.autograd.grad(ours, parts, grad.to(place)), expected, strict=True):
         agree(one, other, operand)
 
 
 @pytest.mark.parametrize("size", [(1, 1, 1), (37, 19, 5), (200, 33, 32)])
-def test_emissions_of_all_states(size: tuple[int, int, int], operand: torch.dtype) -> None:
+def test_emissions_of_all_states(size: tuple[int, int, int], operand: Operand) -> None:
     words, states, width = size
     given = noise(states, width), noise(words, width, seed=1), noise(words, seed=2)
     grad = noise(words, states, seed=3)
@@ -129,7 +130,7 @@ def test_emissions_of_all_states(size: tuple[int, int, int], operand: torch.dtyp
 
 
 @pytest.mark.parametrize("size", [(1, 16), (37, 16), (50, 64)])
-def test_residual_network(size: tuple[int, int], operand: torch.dtype) -> None:
+def test_residual_network(size: tuple[int, int], operand: Operand) -> None:
     rows, width = size
     network = Residual(width, generator=torch.Generator().manual_seed(0))
     assert network.norm is not None
@@ -141,23 +142,23 @@ def test_residual_network(size: tuple[int, int], operand: torch.dtype) -> None:
     # Rounded where the kernel rounds, so that the same units are cut off by relu.
     inner = (1, 3)
     truth = [
-        (part.to(operand) if place in (0, *inner) else part).double().requires_grad_()
+        (part.to(operand.dtype) if place in (0, *inner) else part).double().requires_grad_()
         for place, part in enumerate(given)
     ]
 
     def rounded(value: Tensor) -> Tensor:
-        return value + (value.to(operand).double() - value).detach()
+        return value + (value.to(operand.dtype).double() - value).detach()
 
     x, w1, b1, w2, b2, scale, shift = truth
     first = rounded(torch.relu(x @ w1.T + b1))
     second = torch.relu(rounded(first @ w2.T + b2)) + first
     answer = torch.nn.functional.layer_norm(second, (width,), scale, shift, network.norm.eps)
-    if operand == torch.float32:
+    if operand.dtype == torch.float32:
         torch.testing.assert_close(answer.float(), network(inputs), rtol=0, atol=1e-5)
     expected = torch.autograd.grad(answer, truth, grad.double())
     parts = leaves(*given)
-    ours = residual.Residual.apply(*parts, network.norm.eps, operand)
-    loose = {torch.float32: 1e-5, torch.bfloat16: 1e-2}[operand]
+    ours = residual.Residual.apply(*parts, network.norm.eps, operand.dtype)
+    loose = {torch.float32: 1e-5, torch.bfloat16: 1e-2}[operand.dtype]
     for one, other in zip(
         [ours.detach(), *torch.autograd.grad(ours, parts, grad.to(DEVICE))],
         [answer.detach(), *expected],
@@ -205,7 +206,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("kind", ["factored", "dense"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_counts(shape: str, kind: str, operand: torch.dtype) -> None:
+def test_counts(shape: str, kind: str, operand: Operand) -> None:
     support, batch, steps = SHAPES[shape]
     hmm, tokens, lengths, restart = chain(support, kind, batch, steps)
     times = torch.rand(batch, generator=torch.Generator().manual_seed(7)) + 0.5
@@ -227,7 +228,7 @@ def test_counts(shape: str, kind: str, operand: torch.dtype) -> None:
             implementation="reference",
         )
         evidence = float(ours.log_scales[row].double().sum())
-        within = 1e-5 if operand == torch.float32 else 5e-3
+        within = 1e-5 if operand.dtype == torch.float32 else 5e-3
         assert evidence == pytest.approx(float(truth.log_evidence), abs=within)
         fields = [field * float(times[row]) for field in truth.fields()]
         total = fields if total is None else [a + b for a, b in zip(total, fields, strict=True)]
@@ -280,12 +281,12 @@ def test_a_row_without_steps_counts_nothing() -> None:
 
 
 @pytest.mark.parametrize("states", [1, 16, 37])
-def test_products_in_the_kernel_and_before_it(states: int, operand: torch.dtype) -> None:
+def test_products_in_the_kernel_and_before_it(states: int, operand: Operand) -> None:
     """The same messages both ways, also where a pass goes on from another."""
     hmm, tokens, lengths, restart = chain(Support.dense(7, states), "dense", 18, 4)
     restart[:9, 0] = False
     there = hmm.to(DEVICE, torch.float32)
-    matrix = dense_chain.Matrix.of(there.transitions.rows(0, states), operand)
+    matrix = dense_chain.Matrix.of(there.transitions.rows(0, states), operand.dtype)
     given = [part.to(DEVICE) for part in (tokens, restart, lengths)]
     message, back = (noise(18, states, seed=seed).exp().to(DEVICE) for seed in (5, 6))
     results = []
@@ -298,7 +299,7 @@ def test_products_in_the_kernel_and_before_it(states: int, operand: torch.dtype)
         inside = torch.arange(5, device=DEVICE) <= given[2][:, None]
         backs = passed.backs[:, 1:][inside[:, 1:]]  # slot 0 is not made
         results.append([passed.joints[inside], backs, alone.backs[inside]])
-    loose = 1e-6 if operand == torch.float32 else 2e-2
+    loose = 1e-6 if operand.dtype == torch.float32 else 2e-2
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=loose, atol=1e-7)
 

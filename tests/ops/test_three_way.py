@@ -11,6 +11,7 @@ from hmmlm.inference.kernels import count
 from hmmlm.ops.cells import Tiling, cell_products
 from hmmlm.ops.normaliser import log_normaliser
 from hmmlm.params.features import emission_table
+from hmmlm.products import BF16, TF32, round_to_tf32
 from hmmlm.support import Support
 from hmmlm.transitions import Factored
 
@@ -52,9 +53,28 @@ def test_normaliser(size: tuple[int, int, int]) -> None:
     rows, columns, width = size
     three_ways(
         lambda left, right: torch.logsumexp(left @ right.T, 1),
-        lambda left, right: log_normaliser(left, right, operand=NARROW, implementation="kernel"),
+        lambda left, right: log_normaliser(left, right, operand=BF16, implementation="kernel"),
         [noise(rows, width, scale=0.2), noise(columns, width, seed=1, scale=0.2)],
     )
+
+
+def test_normaliser_in_tf32() -> None:
+    given = [round_to_tf32(noise(n, 256, seed=n, scale=0.2).float()) for n in (300, 2100)]
+    found = []
+    for how in ("float64", "plain", "kernel"):
+        dtype = torch.float64 if how == "float64" else torch.float32
+        parts = [part.to(dtype).requires_grad_() for part in given]
+        torch.backends.cuda.matmul.fp32_precision = "tf32" if how == "plain" else "ieee"
+        try:
+            if how == "kernel":
+                value = log_normaliser(*parts, operand=TF32, implementation="kernel")
+            else:
+                value = torch.logsumexp(parts[0] @ parts[1].T, 1)
+            weight = noise(*value.shape, seed=9).to(dtype)
+            found.append([value.detach(), *torch.autograd.grad(value, parts, weight)])
+        finally:
+            torch.backends.cuda.matmul.fp32_precision = "ieee"
+    compare(*found)
 
 
 @pytest.mark.parametrize("width", [3, 256])
@@ -70,7 +90,7 @@ def test_emissions_of_blocks(width: int) -> None:
 
     three_ways(
         formula,
-        lambda *parts: LogSoftmax.apply(*parts, support.rows, tiling, NARROW),
+        lambda *parts: LogSoftmax.apply(*parts, support.rows, tiling, BF16),
         [noise(210, width, scale=0.2), noise(170, width, seed=1, scale=0.2), noise(170, seed=2)],
     )
 
@@ -82,7 +102,7 @@ def test_emissions_of_all_states(size: tuple[int, int, int]) -> None:
     words, states, width = size
     three_ways(
         lambda vectors, items, bias: (items @ vectors.T + bias[:, None]).log_softmax(0),
-        lambda *parts: LogSoftmax.apply(*parts, NARROW),
+        lambda *parts: LogSoftmax.apply(*parts, BF16),
         [noise(states, width, scale=0.2), noise(words, width, seed=1, scale=0.2), noise(words)],
     )
 
@@ -144,7 +164,7 @@ def test_counts(support: str) -> None:
         value = formula(*parts)
         found.append([value.detach(), *torch.autograd.grad(value, parts)])
     small = [part.float() for part in fields]
-    hmm = HMM(small[0], Factored(*small[1:4], operand=NARROW), small[4], shape)
+    hmm = HMM(small[0], Factored(*small[1:4], operand=BF16), small[4], shape)
     ends = torch.full((4,), 12, device="cuda")
     ours = count(hmm, tokens, restart, ends, torch.ones(4, device="cuda"))
     found.append([ours.log_scales.sum(), *ours.fields])

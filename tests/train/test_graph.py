@@ -43,9 +43,12 @@ def make_batch(seed: int = 0) -> Batch:
 @pytest.mark.parametrize("support", [BLOCKS, Support.dense(10, 7)])
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("rate", [0.0, 0.5])
-def test_it_is_the_ordinary_step(kind: str, support: Support, rate: float, monkeypatch) -> None:
+@pytest.mark.parametrize("precision", ["float32", "tf32"])  # of bf16 the interpreter knows nothing
+def test_it_is_the_ordinary_step(
+    kind: str, support: Support, rate: float, precision: str, monkeypatch
+) -> None:
     monkeypatch.setattr("hmmlm.train.graph.WARM", 99)  # no graph without a GPU
-    settings = replace(SETTINGS, precision="float32")  # of bf16 the interpreter knows nothing
+    settings = replace(SETTINGS, precision=precision)
     model, loss = make(kind, support, rate)
     optimiser = make_optimiser(model)
     steps = GraphedSteps(model, loss, optimiser, settings)
@@ -55,7 +58,9 @@ def test_it_is_the_ordinary_step(kind: str, support: Support, rate: float, monke
         made = steps.step(make_batch(seed), 0.01, 0.0)
         plain = sgd.step(iter([make_batch(seed)]), 0.01, 0.0)
         assert made is not None and made.tokens == plain.tokens
-        assert made.loss == pytest.approx(plain.loss, rel=1e-5)
+        # A factor may be rounded up in one of them and down in the other.
+        within = {"float32": 1e-5, "tf32": 1e-4}[precision]
+        assert made.loss == pytest.approx(plain.loss, rel=within)
         assert made.size == pytest.approx(plain.size, rel=1e-3)
     if kind != "mlp":  # whose start bias has no gradient, so its sign is noise to AdamW
         for one, two in zip(model.parameters(), other.parameters(), strict=True):

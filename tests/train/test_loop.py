@@ -517,7 +517,7 @@ def test_a_corpus_shorter_than_a_batch_trains():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"precision": "fp8"}, "precision is 'fp8' but must be one of float32, bf16"),
+        ({"precision": "fp8"}, "precision is 'fp8' but must be one of float32, tf32, bf16"),
         ({"schedule": "linear"}, "schedule is 'linear' but must be one of cosine, plateau, const"),
         ({"average": 1.0}, "average is 1.0 but must be at least 0 and less than 1"),
         ({"plateau_factor": 1.0}, "plateau_factor is 1.0 but must be more than 1"),

@@ -7,7 +7,7 @@ from hmmlm.data.batches import Batch
 from hmmlm.params import lowrank, mlp, scalar, transformer
 from hmmlm.params.dropout import Keeper, keep_states
 from hmmlm.support import Support
-from hmmlm.train.loss import Dropout, HmmLoss
+from hmmlm.train.loss import Dropout, HmmLoss, arithmetic
 
 pytestmark = [
     pytest.mark.gpu,
@@ -51,7 +51,8 @@ def test_loss_and_gradient(name: str, blocks: int, rate: float, monkeypatch) -> 
 
 @pytest.mark.parametrize("name", ["lowrank", "mlp", "transformer"])
 @pytest.mark.parametrize("blocks", [1, 4])
-def test_mixed_precision(name: str, blocks: int) -> None:
+@pytest.mark.parametrize("precision", ["bf16", "tf32"])
+def test_mixed_precision(name: str, blocks: int, precision: str) -> None:
     support = Support.from_clusters(torch.arange(300) % blocks, 64 // blocks)
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(300, (4, 20), generator=generator)
@@ -62,7 +63,7 @@ def test_mixed_precision(name: str, blocks: int) -> None:
     model.load_state_dict(exact.state_dict())
     wanted = HmmLoss(exact, support)(batch, 0.0)
     model.to("cuda")
-    with torch.autocast("cuda", torch.bfloat16):
+    with arithmetic(precision, "cuda"):
         hmm = model()
         found = HmmLoss(model, support)(batch, 0.0)
     found.backward()

@@ -251,6 +251,7 @@ def device_info(device: str, hmm: Any = None) -> dict[str, Any]:
     from hmmlm.inference.dispatch import WITH_KERNEL, choose
     from hmmlm.ops import emission, normaliser, residual
     from hmmlm.ops.kernels import why_not
+    from hmmlm.products import BF16, FLOAT32, TF32
     from hmmlm.train.graph import why_no_graph_on
 
     place = torch.device(device)
@@ -264,7 +265,7 @@ def device_info(device: str, hmm: Any = None) -> dict[str, Any]:
         result["inference"] = "{}: {}".format(*choose("auto", WITH_KERNEL, chain))
     graph = "one CUDA graph, if words are in blocks or have all states, one process trains, a step"
     graph += " is one batch, and no belief is carried; train says so"
-    for precision, operand in (("float32", None), ("bf16", torch.bfloat16)):
+    for precision, operand in (("float32", FLOAT32), ("tf32", TF32), ("bf16", BF16)):
         plain = why_no_graph_on(place, precision)
         result[f"step_{precision}"] = graph if plain is None else f"no CUDA graph: {plain}"
         chosen = {

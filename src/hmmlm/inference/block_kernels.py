@@ -32,13 +32,14 @@ class BlockKernel(OnGpu):
         support, table = chain.hmm.support, chain.hmm.transitions
         self.rows, self.here = support.rows, support.row_of_word[chain.tokens]
         through = chain.active & ~chain.restart
-        through[:, 0] = False  # what a carried belief says of step 0 is worked out apart
+        through[:, 0].fill_(False)  # what a carried belief says of step 0 is worked out apart
         self.through = through
         self.before = torch.where(through, self.here.roll(1, 1), tiles_kernel.NONE)
         self.factors: tuple[Tensor, Tensor] | None = None
+        self.precision = table.operand.precision
         if isinstance(table, Factored):
-            operand = table.operand or torch.float32
-            self.factors = table.left.to(operand), table.right.to(operand)
+            dtype = table.operand.dtype
+            self.factors = table.left.to(dtype), table.right.to(dtype)
         self.kept: dict[tuple[int, int], tuple[tiles_kernel.Map, tiles_kernel.Squares]] = {}
 
     @property
@@ -79,13 +80,10 @@ class BlockKernel(OnGpu):
             scales = torch.where(chain.active[:, begin:end], scales, 0.0)
             log_probs[:, begin - start + done : end - start] = scales[:, done:]
             low |= (passed.low[0] > 0) | (emissions.low > 0)
-            over = torch.where(passed.totals > 0, passed.totals, 1.0)
-            joints = passed.joints / over[:, :, None]
-            if message is not None and done == 0:
-                joints[:, 0] = message  # of rows that are over
-            message = joints[torch.arange(chain.batch, device=like.device), ends]
             if keep:
-                parts.append(joints[:, 1:])
+                parts.append(_over(passed.joints, passed.totals)[:, 1:])
+            rows = torch.arange(chain.batch, device=like.device)
+            message = _over(passed.joints[rows, ends], passed.totals[rows, ends])
             done = 0
         assert message is not None
         return Forward(torch.cat(parts, 1) if keep else (), message, log_probs, low)
@@ -163,8 +161,6 @@ class BlockKernel(OnGpu):
         joints = torch.where(counts, passed.joints, 0.0)
         assert where.shared is not None
         if chain.dense:
-            if not where.shared.there_are:
-                return
             # One tile for all: its counts are one product.
             through = self.through[:, begin:end, None]
             before = torch.where(through, joints[:, :-1], 0.0).flatten(0, 1)
@@ -180,7 +176,7 @@ class BlockKernel(OnGpu):
             return
         if where.shared.there_are:
             given = (squares, where, joints, pairs)
-            left, right = counts_kernel.shared_counts(*given, *self.factors)
+            left, right = counts_kernel.shared_counts(*given, *self.factors, self.precision)
             self.kept = {}  # for the turned tiles are gone
             sums.fields[0].add_(left)
             sums.fields[1].add_(right)
@@ -200,15 +196,14 @@ class BlockKernel(OnGpu):
         if (begin, end) not in self.kept:
             self.kept = {}
             here, before = self.here[:, begin:end], self.before[:, begin:end]
-            where = tiles_kernel.share(
-                tiles_kernel.Map(self.rows, here.contiguous(), before.contiguous())
-            )
+            where = tiles_kernel.Map(self.rows, here.contiguous(), before.contiguous())
+            where = tiles_kernel.share(where, ordered=not self.chain.dense)
             fields = self.chain.hmm.transitions.fields()
             if self.factors is None:
                 made = tiles_kernel.squares_of_table(fields[0], where, turned=self.back)
             else:
                 made = tiles_kernel.squares_of_factors(
-                    *self.factors, fields[2], where, turned=self.back
+                    *self.factors, fields[2], where, self.precision, turned=self.back
                 )
             self.kept = {(begin, end): (where, made)}
         return self.kept[begin, end]
@@ -252,6 +247,11 @@ class BlockKernel(OnGpu):
             places[:, :, begin:end] = made[:, :, 1:]
             given = torch.where(ends[:, None] > 0, made[:, :, 0], -1)
         return places
+
+
+def _over(joints: Tensor, totals: Tensor) -> Tensor:
+    """Messages that sum to one, or to nothing."""
+    return joints / torch.where(totals > 0, totals, 1.0)[..., None]
 
 
 def _with_before(values: Tensor, begin: int, end: int, axis: int) -> Tensor:

@@ -36,6 +36,7 @@ class Chain:
         restart: Bool[Tensor, "B T"] | None = None,
         table: Table | None = None,
     ) -> None:
+        self.is_full = lengths is None  # rows have all steps
         tokens, lengths = check_tokens(hmm.vocab_size, tokens, lengths, reset_id)
         tokens, lengths = tokens.to(hmm.device), lengths.to(hmm.device)
         if belief is not None and belief.fresh.shape[0] != tokens.shape[0]:
@@ -45,15 +46,23 @@ class Chain:
             )
         self.hmm = hmm
         self.lengths = lengths  # (B,)
-        self.active = torch.arange(tokens.shape[1], device=hmm.device) < lengths[:, None]  # (B, T)
-        # Past a row's end the recursions go on over word 0 and what they find is not used.
-        self.tokens = torch.where(self.active, tokens, 0)  # (B, T)
+        self.active = torch.ones_like(tokens, dtype=torch.bool)  # (B, T)
+        self.tokens = (
+            tokens.clone()
+        )  # (B, T); a gradient may ask for them when the caller's moved on
+        if not self.is_full:
+            self.active = torch.arange(tokens.shape[1], device=hmm.device) < lengths[:, None]
+            # Past a row's end the recursions go on over word 0 and what they find is not used.
+            self.tokens = torch.where(self.active, tokens, 0)
         self.reset_id = reset_id
         self.belief = None if belief is None else belief.checked()
         after_reset = torch.zeros_like(self.active)
         if reset_id is not None:
             after_reset[:, 1:] = self.tokens[:, :-1] == reset_id
-        after_reset[:, 0] = True if belief is None else belief.fresh.to(hmm.device)
+        if belief is None:
+            after_reset[:, 0].fill_(True)
+        else:
+            after_reset[:, 0] = belief.fresh.to(hmm.device)
         if restart is not None:
             if restart.shape != tokens.shape or restart.dtype != torch.bool:
                 raise InputError(
@@ -67,7 +76,6 @@ class Chain:
         self.wide: list[bool] = (
             [False] * tokens.shape[1] if self.dense else self.missing.any(0).tolist()
         )
-        self.any_restart: list[bool] = self.restart.any(0).tolist()
         self.table = make_table(hmm) if table is None else table
 
     @property
@@ -77,6 +85,11 @@ class Chain:
     @property
     def steps(self) -> int:
         return self.tokens.shape[1]
+
+    @cached_property
+    def any_restart(self) -> list[bool]:
+        """Whether a row starts afresh at a step."""
+        return self.restart.any(0).tolist()
 
     @cached_property
     def missing_rows(self) -> Bool[Tensor, "B T"]:
@@ -219,7 +232,10 @@ def check_tokens(
     if batch == 0 or steps == 0:
         raise InputError(f"tokens is empty, shape {(batch, steps)}; give at least one token.")
     tokens = tokens.long()
-    if lengths is None:
+    outside = (tokens >= vocab_size) | (tokens < MISSING)
+    wrong = outside.any()
+    is_full = lengths is None
+    if is_full:
         lengths = torch.full((batch,), steps, device=tokens.device)
     lengths = torch.as_tensor(lengths, device=tokens.device)
     if lengths.is_floating_point() or lengths.dtype == torch.bool:
@@ -230,15 +246,16 @@ def check_tokens(
             f"lengths has shape {tuple(lengths.shape)} but tokens has "
             f"{counted(batch, 'row')}; give one length per row."
         )
-    if lengths.min() < 1 or lengths.max() > steps:
-        bad = int(lengths.min()) if lengths.min() < 1 else int(lengths.max())
-        raise InputError(
-            f"lengths has {bad:,} but every length must lie between 1 and {steps:,}, the number of "
-            f"steps; drop empty rows."
-        )
-    inside = torch.arange(steps, device=tokens.device) < lengths[:, None]
-    outside = inside & ((tokens >= vocab_size) | (tokens < MISSING))
-    if outside.any():
+    if not is_full:
+        outside &= torch.arange(steps, device=tokens.device) < lengths[:, None]
+        wrong = outside.any() | ((lengths < 1) | (lengths > steps)).any()
+    if wrong:  # the one question that a GPU is waited for
+        least, most = int(lengths.min()), int(lengths.max())
+        if least < 1 or most > steps:
+            raise InputError(
+                f"lengths has {least if least < 1 else most:,} but every length must lie between 1 "
+                f"and {steps:,}, the number of steps; drop empty rows."
+            )
         raise InputError(
             f"tokens has id {int(tokens[outside][0]):,} but this vocabulary ends at "
             f"{vocab_size - 1:,} (-1 marks a missing token); re-encode the text with it."

@@ -11,6 +11,7 @@ from hmmlm.inference.chain import Chain
 from hmmlm.inference.recursion import DenseScaled, Passes, Stepwise
 from hmmlm.ops.kernels import describe, is_interpreted, why_not
 from hmmlm.ops.messages import reference, scaled
+from hmmlm.products import full_products
 
 if TYPE_CHECKING:
     from hmmlm.inference.block_kernels import BlockKernel
@@ -60,6 +61,7 @@ def choose(
     return implementation, "asked for"
 
 
+@full_products()
 def answer(
     implementation: str, offered: tuple[str, ...], chain: Chain, run: Callable[[str], T]
 ) -> tuple[T, str]:

@@ -184,13 +184,16 @@ class LastMessage:
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
         last = chain.lengths - 1
-        ends = last.unique().tolist()
+        ends = [chain.steps - 1] if chain.is_full else last.unique().tolist()
         wide = chain.dense or any(chain.wide[t] for t in ends)
         width = chain.hmm.num_states if wide else chain.hmm.support.width
         size = (chain.batch, width)
         self.states = torch.full(size, -1, device=chain.hmm.device)
         self.log_probs = chain.hmm.log_init.new_full(size, -torch.inf)
-        self.ends = {t: (last == t).nonzero().flatten() for t in ends}
+        if chain.is_full:
+            self.ends = {ends[0]: torch.arange(chain.batch, device=last.device)}
+        else:
+            self.ends = {t: (last == t).nonzero().flatten() for t in ends}
 
     def visit(
         self, start: int, stop: int, message: Tensor, leave: Callable[[Tensor], Tensor]

@@ -32,15 +32,12 @@ def count(
     that the support is dense or a partition, that sources are the states, and that the ids are
     those of words.
     """
-    operand = hmm.transitions.operand or torch.float32
     tokens, restart = tokens.contiguous(), restart.contiguous()
     run = _dense if hmm.support.is_dense else _blocks
-    return run(hmm, tokens, restart, ends, times, operand)
+    return run(hmm, tokens, restart, ends, times)
 
 
-def _blocks(
-    hmm: HMM, tokens: Tensor, restart: Tensor, ends: Tensor, times: Tensor, operand: torch.dtype
-) -> KernelCounts:
+def _blocks(hmm: HMM, tokens: Tensor, restart: Tensor, ends: Tensor, times: Tensor) -> KernelCounts:
     from hmmlm.ops.row_sums.kernel import sum_ordered
     from hmmlm.ops.tile_chain import counts_kernel, kernel, tiles_kernel
 
@@ -51,8 +48,9 @@ def _blocks(
     before = torch.where(through, here.roll(1, 1), tiles_kernel.NONE)
     where = tiles_kernel.Map(support.rows, here, before)
     if isinstance(table, Factored):
-        left, right = table.left.to(operand), table.right.to(operand)
-        squares = tiles_kernel.squares_of_factors(left, right, table.log_norm, where)
+        dtype, precision = table.operand
+        left, right = table.left.to(dtype), table.right.to(dtype)
+        squares = tiles_kernel.squares_of_factors(left, right, table.log_norm, where, precision)
     else:
         squares = tiles_kernel.squares_of_table(table.log_trans, where)
     emissions = kernel.emissions_of(hmm.log_emit, tokens, ends)
@@ -80,26 +78,25 @@ def _blocks(
         )
         return KernelCounts(met.log_scales, (starts, counts, emit), low)
     to_left, to_right = counts_kernel.factor_counts(
-        squares, where, passed.joints, met.pairs, left, right, (order, offsets)
+        squares, where, passed.joints, met.pairs, left, right, precision, (order, offsets)
     )
     return KernelCounts(met.log_scales, (starts, to_left, to_right, leaving.neg_(), emit), low)
 
 
-def _rows(table: Factored, operand: torch.dtype) -> Float[Tensor, "Z Z"]:
-    """log p(to | from), whose factors are exact in the type of the operands."""
-    logits = product(table.left.to(operand), table.right.to(operand).T)
+def _rows(table: Factored) -> Float[Tensor, "Z Z"]:
+    """log p(to | from), whose factors are exact in the type of the operand."""
+    dtype = table.operand.dtype
+    logits = product(table.left.to(dtype), table.right.to(dtype).T)
     return logits.sub_(table.log_norm[:, None])
 
 
-def _dense(
-    hmm: HMM, tokens: Tensor, restart: Tensor, ends: Tensor, times: Tensor, operand: torch.dtype
-) -> KernelCounts:
+def _dense(hmm: HMM, tokens: Tensor, restart: Tensor, ends: Tensor, times: Tensor) -> KernelCounts:
     from hmmlm.ops.dense_chain import counts_kernel, kernel
     from hmmlm.ops.row_sums.kernel import sum_rows
 
-    table = hmm.transitions
-    log_rows = table.rows(0, hmm.num_states) if isinstance(table, Dense) else _rows(table, operand)
-    matrix = kernel.Matrix.of(log_rows, operand)
+    table, dtype = hmm.transitions, hmm.transitions.operand.dtype
+    log_rows = table.rows(0, hmm.num_states) if isinstance(table, Dense) else _rows(table)
+    matrix = kernel.Matrix.of(log_rows, dtype)
     given = hmm.log_emit, tokens, restart, ends
     # Whether a zero is impossible or was lost nobody can tell without waiting: the row is redone.
     passed = kernel.run(matrix, hmm.log_init.exp(), *given, exact_zeros=False)
@@ -110,6 +107,6 @@ def _dense(
     starts = restart.flatten().to(flat.dtype) @ flat
     fields = (counts,)
     if not isinstance(table, Dense):
-        left, right, narrow = (part.to(operand) for part in (table.left, table.right, counts))
+        left, right, narrow = (part.to(dtype) for part in (table.left, table.right, counts))
         fields = (product(narrow, right), product(narrow.T, left), -counts.sum(1))
     return KernelCounts(met.log_scales, (starts, *fields, emit), (passed.low > 0).any(0))

@@ -74,7 +74,7 @@ def counts(
     They are constants, and the gradient of the summed log evidence with respect to
     `hmm.fields()`. O(T K^2) time per row; O(sqrt(T) K) memory per row, in which forward messages
     are made a second time from checkpoints, or all of them where that is little. Summed in
-    float64 where there are many.
+    float64 where there are many; kernels sum the steps of a stretch in float32 first.
     """
     chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id, restart=restart)
     with torch.no_grad():

@@ -18,6 +18,7 @@ from hmmlm.inference.evidence import log_prob, score_chain
 from hmmlm.inference.gradients import without_gradient
 from hmmlm.ops.links import TILE, Table, Tiles, Wide
 from hmmlm.ops.messages import reference, scaled
+from hmmlm.products import full_products
 from hmmlm.results import Belief
 from hmmlm.storage import new_file
 
@@ -85,6 +86,7 @@ def start(hmm: HMM, batch: int = 1, *, reset_id: int | None = None) -> State:
     return State(hmm.detach(), belief, evidence, reset_id, make_table(hmm.detach()))
 
 
+@full_products()
 def advance(
     state: State,
     token: Int[Tensor, " B"] | Int[Tensor, "B T"] | int,
@@ -163,6 +165,7 @@ def next_log_probs(
     return without_gradient(following, "next_log_probs(...)", given)
 
 
+@full_products()
 def next_state_log_probs(state: State) -> Float[Tensor, "B Z"]:
     """log p(z_t+1 | x_1..t) over the states of the HMM, in log space where digits would be lost."""
     hmm, belief = state.hmm, state.belief
@@ -183,6 +186,7 @@ def next_state_log_probs(state: State) -> Float[Tensor, "B Z"]:
     return torch.where(belief.fresh[:, None], initial, following)
 
 
+@full_products()
 def emission_log_probs(hmm: HMM, log_states: Float[Tensor, "B Z"]) -> Float[Tensor, "B V"]:
     """log sum_z p(z) p(w | z) for every word w."""
     probs = log_states.exp()

@@ -13,6 +13,7 @@ from hmmlm.hmm import HMM, log_sum_by_state
 from hmmlm.ops import emission
 from hmmlm.ops.cells import Tiling, cell_products
 from hmmlm.ops.normaliser import log_normaliser
+from hmmlm.products import FLOAT32, Operand, full_products, wanted_operand
 from hmmlm.support import Support
 from hmmlm.transitions import Dense, Factored
 
@@ -32,7 +33,8 @@ class Features(nn.Module):
     The start has its own features if it has a network, and those of the destination if not.
 
     Under `torch.autocast` the networks run in its type and features and words are rounded to it
-    once; all else is in the type of the parameters, so rows still sum to one.
+    once; all else is in the type of the parameters, so rows still sum to one. Under
+    `tf32_products` they are rounded to tf32.
     """
 
     def __init__(
@@ -106,10 +108,8 @@ class Features(nn.Module):
             if carried is not None:
                 extra = carried.to(device)
                 sources = torch.cat([states, extra[~torch.isin(extra, states)]])
-        mixed = torch.get_autocast_dtype(device.type)
-        mixed = mixed if torch.is_autocast_enabled(device.type) else None
-        features = _Answers(self, sources, support.num_states, mixed)
-        with torch.autocast(device.type, enabled=False):
+        features = _Answers(self, sources, support.num_states, wanted_operand(device.type))
+        with full_products(), torch.autocast(device.type, enabled=False):
             return HMM(
                 self._init(features, states),
                 self._transitions(features, states, sources),
@@ -137,10 +137,10 @@ class Features(nn.Module):
             logits = self.trans_logits
             if states is not None and sources is not None:
                 logits = logits[sources][:, states]
-            return Dense(torch.log_softmax(logits, 1), features.mixed)
+            return Dense(torch.log_softmax(logits, 1), features.operand)
         left, right = features("source"), features("destination")
-        norm = log_normaliser(left, right, operand=features.mixed)
-        return Factored(left, right, norm, features.mixed)
+        norm = log_normaliser(left, right, operand=features.operand)
+        return Factored(left, right, norm, features.operand)
 
     def _emissions(
         self, features: "_Answers", states: Tensor | None, support: Support
@@ -151,11 +151,12 @@ class Features(nn.Module):
                 logits = _kept_slots(logits, self.support, states, support.width)
         else:
             words, vectors = features.rounded(self.words), features("emit")
-            name, _ = emission.choose(vectors.device, support.is_partition, features.mixed)
+            operand = features.operand
+            name, _ = emission.choose(vectors.device, support.is_partition, operand)
             if name == "kernel":
                 bias = words.new_zeros(len(words)) if self.word_bias is None else self.word_bias
                 return emission.log_softmax(
-                    vectors, words, bias, support.rows, self.tiling, operand=features.mixed
+                    vectors, words, bias, support.rows, self.tiling, operand=operand
                 )
             logits = cell_products(vectors, words, support.rows, self.tiling)
             if self.word_bias is not None:
@@ -166,7 +167,7 @@ class Features(nn.Module):
 class _Answers:
     """The features of the roles at some states, each network asked once.
 
-    Networks run in type `mixed`, and features are rounded to it, unless that is None.
+    Features are rounded to `operand`, and networks run in its type.
     """
 
     def __init__(
@@ -174,10 +175,10 @@ class _Answers:
         model: Features,
         sources: Tensor | None,
         num_states: int,
-        mixed: torch.dtype | None,
+        operand: Operand,
     ) -> None:
         self.model, self.sources, self.num_states = model, sources, num_states
-        self.mixed = mixed
+        self.operand, self.is_mixed = operand, operand.dtype != torch.float32
         self.answers: dict[tuple[str, str], Tensor] = {}
         self.embeddings: dict[str, Tensor] = {}
 
@@ -187,7 +188,7 @@ class _Answers:
         table = role if role in model.embeddings else "all"
         name = role if role in model.networks or role in model.plain else "all"
         device = next(model.parameters()).device.type
-        with torch.autocast(device, self.mixed, enabled=self.mixed is not None):
+        with torch.autocast(device, self.operand.dtype, enabled=self.is_mixed):
             if (table, name) not in self.answers:
                 self.answers[table, name] = self._ask(table, name)
             answer = self.answers[table, name]
@@ -206,9 +207,9 @@ class _Answers:
 
     def rounded(self, factor: Tensor) -> Tensor:
         """A factor as the products read it: the same numbers in normaliser, tiles and counts."""
-        if self.mixed is None:
+        if self.operand == FLOAT32:
             return factor
-        return _Rounded.apply(factor, self.mixed, next(self.model.parameters()).dtype)
+        return _Rounded.apply(factor.to(next(self.model.parameters()).dtype), self.operand)
 
     def _ask(self, table: str, name: str) -> Tensor:
         if name not in self.model.networks:
@@ -227,15 +228,15 @@ class _Answers:
 
 
 class _Rounded(torch.autograd.Function):
-    """A tensor rounded to a narrower type; its gradient is not."""
+    """A tensor whose numbers were rounded; its gradient is not."""
 
     @staticmethod
-    def forward(ctx: Any, factor: Tensor, narrow: torch.dtype, wide: torch.dtype) -> Tensor:
-        return factor.to(narrow).to(wide)
+    def forward(ctx: Any, factor: Tensor, operand: Operand) -> Tensor:
+        return operand.round(factor)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        return grad_outputs[0], None, None
+        return grad_outputs[0], None
 
 
 def emission_table(logits: Float[Tensor, "V K"], support: Support) -> Float[Tensor, "V K"]:

@@ -13,6 +13,7 @@ from hmmlm.ops import residual
 from hmmlm.params.checks import check_halves, check_layers, check_least, check_start
 from hmmlm.params.embedding import Composed, Table
 from hmmlm.params.features import Features
+from hmmlm.products import wanted_operand
 from hmmlm.support import Support
 
 
@@ -63,7 +64,7 @@ class Residual(nn.Module):
         place = weight.device.type
         if not (self.is_whole and torch.is_autocast_enabled(place)):
             return False
-        operand = torch.get_autocast_dtype(place)
+        operand = wanted_operand(place)
         return residual.choose(weight.device, weight.shape[1], operand)[0] == "kernel"
 
     def _by_kernel(self, inputs: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from hmmlm.hmm import HMM
 from hmmlm.params.checks import check_least
 from hmmlm.params.features import emission_table, log_word_probs
+from hmmlm.products import wanted_operand
 from hmmlm.support import Support
 from hmmlm.transitions import Dense
 
@@ -64,7 +65,7 @@ class Scalar(nn.Module):
             return logits.restrict(states, carried, kept=kept)
         return HMM(
             torch.log_softmax(self.init_logits, -1),
-            Dense(torch.log_softmax(self.trans_logits, -1), _autocast_type(self.trans_logits)),
+            Dense(torch.log_softmax(self.trans_logits, -1), wanted_operand(emit.device.type)),
             emission_table(emit, self.support),
             self.support,
         )
@@ -79,12 +80,6 @@ class Scalar(nn.Module):
             model.trans_logits.copy_(hmm.transitions.rows(0, hmm.num_states))
             model.emit_logits.copy_(hmm.log_emit.masked_fill(cells < 0, 0.0))
         return model
-
-
-def _autocast_type(table: Tensor) -> torch.dtype | None:
-    """The type that products are asked for in, None for that of the table."""
-    place = table.device.type
-    return torch.get_autocast_dtype(place) if torch.is_autocast_enabled(place) else None
 
 
 @dataclass(frozen=True)

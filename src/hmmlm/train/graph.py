@@ -15,7 +15,7 @@ from hmmlm.inference.dispatch import WIDEST
 from hmmlm.inference.kernels import count
 from hmmlm.ops.kernels import describe, why_not
 from hmmlm.train.loop import Step, TrainSettings
-from hmmlm.train.loss import LEVELS, HmmLoss
+from hmmlm.train.loss import LEVELS, HmmLoss, arithmetic
 
 WARM = 2
 """Steps taken as they are before a graph is captured: kernels are compiled, memory is found."""
@@ -150,8 +150,7 @@ class GraphedSteps:
         if level > 0:
             keeper = self.loss.keeper(level)
             states, kept = keeper.draw(self.loss.generator), keeper.support
-        mixed = self.settings.precision == "bf16"
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=mixed):
+        with arithmetic(self.settings.precision, self.device.type):
             hmm = self.model(states, kept=kept)
         with torch.no_grad():
             number = ends.sum()
@@ -243,6 +242,6 @@ def why_no_graph_on(device: torch.device, precision: str) -> str | None:
         return f"graphs are of a CUDA device, and this is {device.type}"
     if (reason := why_not(device)) is not None:
         return reason
-    if precision != "bf16":
-        return f"precision is {precision}, and the kernels of a step are for bf16"
+    if precision == "float32":
+        return "precision is float32, and the kernels of a step are for bf16 and tf32"
     return None

@@ -30,8 +30,9 @@ class TrainSettings:
     > 0 they are the mean of those of all steps since a check was worse than the best of the checks
     more than so many before it (NT-ASGD: Merity et al. 2017). `checks` is the number
     of validations per epoch; after `early_stop` of them without a new best, training ends (0:
-    never). With `precision` "bf16" the loss is computed under PyTorch's autocast to bfloat16, from
-    weights kept in float32; validation is always in float32.
+    never). With `precision` "bf16" the loss is computed under PyTorch's autocast to bfloat16, with
+    "tf32" factors alone are rounded, to 11 digits, which tensor cores read; both from weights kept
+    in float32; validation is always in float32.
     """
 
     epochs: int = 10
@@ -84,7 +85,7 @@ class TrainSettings:
 
 
 SCHEDULES = ("cosine", "plateau", "constant", "power")
-PRECISIONS = ("float32", "bf16")
+PRECISIONS = ("float32", "tf32", "bf16")
 
 
 class Diverged(InputError):

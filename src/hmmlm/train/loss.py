@@ -1,6 +1,7 @@
 """The loss of an HMM: nats per token, through expected counts, on the states that dropout keeps."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,7 @@ from hmmlm.inference import counts
 from hmmlm.inference.gradients import with_gradient
 from hmmlm.ops.kernels import are_allowed
 from hmmlm.params.dropout import Keeper, check_rate, keep_states
+from hmmlm.products import tf32_products
 from hmmlm.results import Belief
 from hmmlm.support import Support
 from hmmlm.train.distributed import ONE, Ranks
@@ -144,6 +146,13 @@ class HmmLoss:
             return None
         rows = torch.arange(batch.tokens.shape[0], device=self.belief.fresh.device)
         return self.belief.select(rows)
+
+
+def arithmetic(precision: str, place: str) -> AbstractContextManager[object]:
+    """Within it a model makes its tables in a precision, on a type of device."""
+    if precision == "tf32":
+        return tf32_products()
+    return torch.autocast(place, torch.bfloat16, enabled=precision == "bf16")
 
 
 def _join_rows(beliefs: Sequence[Belief]) -> Belief:

@@ -16,7 +16,7 @@ from hmmlm.ops.kernels import describe, why_not, without_kernels
 from hmmlm.train.distributed import ONE, Ranks
 from hmmlm.train.graph import Failed, GraphedSteps, why_no_graph
 from hmmlm.train.loop import Batches, Progress, Step, Training, TrainSettings
-from hmmlm.train.loss import HmmLoss
+from hmmlm.train.loss import HmmLoss, arithmetic
 
 
 @runtime_checkable
@@ -136,9 +136,8 @@ class Sgd:
 
     def _add(self, batch: Batch, done: float) -> float:
         """The loss of a batch; its gradients are added to those that are there."""
-        mixed = self.settings.precision == "bf16"
         with without_kernels() if self.is_plain else nullcontext():
-            with torch.autocast(self.place, torch.bfloat16, enabled=mixed):
+            with arithmetic(self.settings.precision, self.place):
                 nats = (self.shared or self.loss)(batch, done)
             (nats * batch.num_tokens).backward()
         return float(nats.detach())

@@ -9,20 +9,19 @@ from torch import Tensor
 
 from hmmlm.ops.cells import Tiling
 from hmmlm.ops.kernels import why_not
+from hmmlm.products import FLOAT32, Operand
 
 
-def choose(
-    device: torch.device, is_partition: bool, operand: torch.dtype | None
-) -> tuple[str, str]:
+def choose(device: torch.device, is_partition: bool, operand: Operand) -> tuple[str, str]:
     """The implementation for emissions on a device, and why."""
     reason = why_not(device)
     if reason is not None:
         return "plain", reason
     if not is_partition:
         return "plain", "words share only a part of their states: the kernel is for blocks"
-    if operand is None:
+    if operand == FLOAT32:
         return "plain", "products in float32: torch's are faster"
-    return "kernel", f"products in {str(operand).removeprefix('torch.')}"
+    return "kernel", f"products in {operand.name}"
 
 
 def log_softmax(
@@ -32,7 +31,7 @@ def log_softmax(
     rows: Int[Tensor, "R K"],
     tiling: Tiling,
     *,
-    operand: torch.dtype | None = None,
+    operand: Operand = FLOAT32,
 ) -> Float[Tensor, "V K"]:
     """log p(item | slot): items_v . vectors_s + bias_v normalised over the items of a row.
 
@@ -44,7 +43,7 @@ def log_softmax(
         from hmmlm.ops.emission import dense_kernel
 
         vectors = vectors.index_select(0, rows[0])
-        return dense_kernel.LogSoftmax.apply(vectors, items, bias, operand or vectors.dtype)
+        return dense_kernel.LogSoftmax.apply(vectors, items, bias, operand)
     from hmmlm.ops.emission.kernel import LogSoftmax
 
-    return LogSoftmax.apply(vectors, items, bias, rows, tiling, operand or vectors.dtype)
+    return LogSoftmax.apply(vectors, items, bias, rows, tiling, operand)

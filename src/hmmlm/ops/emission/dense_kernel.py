@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hmmlm.ops.kernels import is_interpreted, precision_of, product
+from hmmlm.ops.kernels import is_interpreted, product
 from hmmlm.ops.normaliser.kernel import log_normaliser
+from hmmlm.products import Operand
 
 
 @triton.jit
@@ -59,11 +60,9 @@ class LogSoftmax(torch.autograd.Function):
     """log p(item | state), (V, Z): softmax over all items, of factors rounded to `operand`."""
 
     @staticmethod
-    def forward(
-        ctx: Any, vectors: Tensor, items: Tensor, bias: Tensor, operand: torch.dtype
-    ) -> Tensor:
-        vectors, items = (part.to(operand).contiguous() for part in (vectors, items))
-        norms = log_normaliser(vectors, items, bias)
+    def forward(ctx: Any, vectors: Tensor, items: Tensor, bias: Tensor, operand: Operand) -> Tensor:
+        vectors, items = (part.to(operand.dtype).contiguous() for part in (vectors, items))
+        norms = log_normaliser(vectors, items, operand.precision, bias)
         (states, width), words = vectors.shape, len(items)
         table = torch.empty(words, states, device=items.device)
         item, side = (
@@ -74,7 +73,7 @@ class LogSoftmax(torch.autograd.Function):
         wide = min(64, max(16, triton.next_power_of_2(width)))
         _table[(triton.cdiv(words, item), triton.cdiv(states, side))](
             vectors, items, bias, norms, table, words, states,
-            H=width, WIDE=wide, ITEMS=item, SIDE=side, PRECISION=precision_of(items),
+            H=width, WIDE=wide, ITEMS=item, SIDE=side, PRECISION=operand.precision,
             num_warps=8, num_stages=3,
         )  # fmt: skip
         ctx.save_for_backward(vectors, items, table)

@@ -8,10 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from hmmlm.ops.cells import Tiling
-from hmmlm.ops.kernels import precision_of
-
-WORDS = 64
-"""Items met at a time."""
+from hmmlm.ops.narrow_kernel import narrowed
+from hmmlm.products import Operand
 
 
 @triton.jit
@@ -97,7 +95,8 @@ def _to_vectors(
         probs = tl.exp(tl.load(table + cells, mask=mask, other=float("-inf")))
         change = tl.load(grad + cells, mask=mask, other=0.0) - probs * total[:, None]
         theirs = _rows_of(items, ids, features, H)
-        sums = tl.dot(change.to(theirs.dtype), theirs, sums, input_precision=PRECISION)
+        narrow = narrowed(change, theirs, PRECISION)
+        sums = tl.dot(narrow, theirs, sums, input_precision=PRECISION)
     where = gradient + states[:, None].to(tl.int64) * H + features[None, :]
     tl.store(where, sums, mask=(states >= 0)[:, None] & (features < H)[None, :])
 
@@ -127,7 +126,8 @@ def _to_items(
             change = tl.load(grad + cells, mask=mask, other=0.0) - probs * total[None, :]
             parts += change
             theirs = _rows_of(vectors, states, features, H)
-            sums = tl.dot(change.to(theirs.dtype), theirs, sums, input_precision=PRECISION)
+            narrow = narrowed(change, theirs, PRECISION)
+            sums = tl.dot(narrow, theirs, sums, input_precision=PRECISION)
         where = gradient + ids[:, None].to(tl.int64) * H + features[None, :]
         tl.store(where, sums, mask=(ids >= 0)[:, None] & (features < H)[None, :])
         tl.store(to_bias + ids, tl.sum(parts, 1), mask=ids >= 0)
@@ -147,18 +147,18 @@ class LogSoftmax(torch.autograd.Function):
         bias: Tensor,
         rows: Tensor,
         tiling: Tiling,
-        operand: torch.dtype,
+        operand: Operand,
     ) -> Tensor:
-        vectors, items = (part.to(operand).contiguous() for part in (vectors, items))
+        vectors, items = (part.to(operand.dtype).contiguous() for part in (vectors, items))
         order, offsets, _ = tiling.groups
         table = torch.empty(len(items), rows.shape[1], device=items.device)
         if rows.shape[0] != len(offsets) - 1:
             raise ValueError("the tiling is of another map")
-        _softmax[_grid(rows)](
+        _softmax[_grid(vectors, rows)](
             vectors, items, bias, rows, order, offsets, table, rows.shape[1],
-            **_constants(vectors, rows),
+            **_constants(vectors, rows, operand.precision),
         )  # fmt: skip
-        ctx.tiling = tiling
+        ctx.tiling, ctx.precision = tiling, operand.precision
         ctx.save_for_backward(vectors, items, rows, table)
         return table
 
@@ -173,30 +173,38 @@ class LogSoftmax(torch.autograd.Function):
         to_vectors = torch.zeros(vectors.shape, **like)
         to_items, to_bias = torch.empty(items.shape, **like), torch.empty(len(items), **like)
         shared = order, offsets, table, grad, totals
-        constants = _constants(vectors, rows)
-        _to_vectors[_grid(rows)](items, rows, *shared, to_vectors, rows.shape[1], **constants)
-        _to_items[(len(rows), triton.cdiv(largest, WORDS))](
+        constants = _constants(vectors, rows, ctx.precision)
+        _to_vectors[_grid(vectors, rows)](
+            items, rows, *shared, to_vectors, rows.shape[1], **constants
+        )
+        _to_items[(len(rows), triton.cdiv(largest, _met(vectors)))](
             vectors, rows, *shared, to_items, to_bias, rows.shape[1], **constants
         )
         return to_vectors, to_items, to_bias, None, None, None
 
 
-def _grid(rows: Tensor) -> tuple[int, int]:
-    return len(rows), triton.cdiv(rows.shape[1], _side(rows))
+def _grid(vectors: Tensor, rows: Tensor) -> tuple[int, int]:
+    return len(rows), triton.cdiv(rows.shape[1], _side(vectors, rows))
 
 
-def _side(rows: Tensor) -> int:
-    return min(64, max(16, triton.next_power_of_2(rows.shape[1])))
+def _side(vectors: Tensor, rows: Tensor) -> int:
+    return min(_met(vectors), max(16, triton.next_power_of_2(rows.shape[1])))
 
 
-def _constants(vectors: Tensor, rows: Tensor) -> dict[str, Any]:
+def _met(vectors: Tensor) -> int:
+    """Items met at a time: fewer where their vectors are long."""
+    bytes_each = triton.next_power_of_2(vectors.shape[1]) * vectors.element_size()
+    return 64 if bytes_each <= 1024 else 32 if bytes_each <= 2048 else 16
+
+
+def _constants(vectors: Tensor, rows: Tensor, precision: str) -> dict[str, Any]:
     width = vectors.shape[1]
     return {
         "H": width,
         "WIDE": max(16, triton.next_power_of_2(width)),
-        "SIDE": _side(rows),
-        "WORDS": WORDS,
-        "PRECISION": precision_of(vectors),
+        "SIDE": _side(vectors, rows),
+        "WORDS": _met(vectors),
+        "PRECISION": precision,
         "num_warps": 8 if width > 64 else 4,
         "num_stages": 2,
     }

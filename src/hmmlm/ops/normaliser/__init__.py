@@ -10,32 +10,32 @@ from torch import Tensor
 from hmmlm.ops.kernels import why_not
 from hmmlm.ops.normaliser import plain
 from hmmlm.ops.normaliser.plain import KEPT
+from hmmlm.products import FLOAT32, Operand
 
 __all__ = ["KEPT", "choose", "log_normaliser"]
 
 
-def choose(device: torch.device, operand: torch.dtype | None) -> tuple[str, str]:
+def choose(device: torch.device, operand: Operand) -> tuple[str, str]:
     """The implementation for factors on a device, and why."""
     reason = why_not(device)
     if reason is not None:
         return "plain", reason
-    if operand is None:
+    if operand == FLOAT32:
         return "plain", "factors of float32: torch's products are faster"
-    return "kernel", f"products in {str(operand).removeprefix('torch.')}"
+    return "kernel", f"products in {operand.name}"
 
 
 def log_normaliser(
     left: Float[Tensor, "S H"],
     right: Float[Tensor, "Z H"],
     *,
-    operand: torch.dtype | None = None,
+    operand: Operand = FLOAT32,
     implementation: str = "auto",
 ) -> Float[Tensor, " S"]:
     """log sum_j exp(left_i . right_j) for every i.
 
-    `operand` is a narrower type that holds the factors without loss, if there is one: products
-    are made in it. O(S Z H)
-    time, and a fixed number of cells of the product at a time (S x Z up to `KEPT`).
+    `operand` is what the factors were rounded to, if they were: kernels make products in it.
+    O(S Z H) time, and a fixed number of cells of the product at a time (S x Z up to `KEPT`).
     """
     if not torch.is_grad_enabled():  # which a function does not see
         left, right = left.detach(), right.detach()
@@ -45,4 +45,4 @@ def log_normaliser(
         return plain.LogNormaliser.apply(left, right)
     from hmmlm.ops.normaliser.kernel import LogNormaliser
 
-    return LogNormaliser.apply(left, right, operand or left.dtype)
+    return LogNormaliser.apply(left, right, operand)

@@ -13,7 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hmmlm.ops.kernels import is_interpreted, precision_of
+from hmmlm.ops.kernels import is_interpreted
+from hmmlm.ops.narrow_kernel import narrowed
+from hmmlm.products import Operand
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -89,7 +91,8 @@ def _with_mean(
         shrink = tl.exp2(most - higher)
         total = total * shrink + tl.sum(weights, 1)
         sums = sums * shrink[:, None]
-        sums = tl.dot(weights.to(theirs.dtype), theirs, sums, input_precision=PRECISION)
+        narrow = narrowed(weights, theirs, PRECISION)
+        sums = tl.dot(narrow, theirs, sums, input_precision=PRECISION)
         most = higher
     where = part * S + own
     tl.store(most_of + where, most, mask=own < S)
@@ -117,7 +120,8 @@ def _to_right(
         times = tl.load(weight + others, mask=others < S, other=0.0)
         logits = tl.dot(mine, tl.trans(theirs), input_precision=PRECISION) * LOG2E
         counts = tl.exp2(logits - norm[None, :]) * times[None, :]
-        sums = tl.dot(counts.to(theirs.dtype), theirs, sums, input_precision=PRECISION)
+        narrow = narrowed(counts, theirs, PRECISION)
+        sums = tl.dot(narrow, theirs, sums, input_precision=PRECISION)
     where = gradient + (part * Z + own)[:, None].to(tl.int64) * H + features[None, :]
     tl.store(where, sums, mask=(own < Z)[:, None] & (features < H)[None, :])
 
@@ -126,13 +130,13 @@ class LogNormaliser(torch.autograd.Function):
     """log sum_j exp(left_i . right_j) of factors rounded to `operand`, gradients in float32."""
 
     @staticmethod
-    def forward(ctx: Any, left: Tensor, right: Tensor, operand: torch.dtype) -> Tensor:
-        ctx.types = left.dtype, right.dtype
+    def forward(ctx: Any, left: Tensor, right: Tensor, operand: Operand) -> Tensor:
+        ctx.types, ctx.precision = (left.dtype, right.dtype), operand.precision
         wanted = any(ctx.needs_input_grad)
-        left, right = (factor.to(operand).contiguous() for factor in (left, right))
+        left, right = (factor.to(operand.dtype).contiguous() for factor in (left, right))
         if not wanted:
-            return log_normaliser(left, right)
-        norms, mean = log_normaliser_and_mean(left, right)
+            return log_normaliser(left, right, operand.precision)
+        norms, mean = log_normaliser_and_mean(left, right, operand.precision)
         ctx.save_for_backward(left, right, norms, mean)
         return norms
 
@@ -141,35 +145,38 @@ class LogNormaliser(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         left, right, norms, mean = ctx.saved_tensors
         (grad,) = grad_outputs
-        made = mean * grad[:, None], gradient_of_right(left, right, norms, grad)
+        made = mean * grad[:, None], gradient_of_right(left, right, norms, grad, ctx.precision)
         return *(part.to(kind) for part, kind in zip(made, ctx.types, strict=True)), None
 
 
-def log_normaliser(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+def log_normaliser(
+    left: Tensor, right: Tensor, precision: str, bias: Tensor | None = None
+) -> Tensor:
     """log sum_j exp(left_i . right_j + bias_j).
 
     `left` (S, H) and `right` (Z, H) are contiguous and of one type, `bias` (Z,) is float32.
     """
-    rows, columns, tile = len(left), len(right), choose_tile(left)
+    rows, columns, tile = len(left), len(right), choose_tile(left, precision)
     spans, span = _spans(rows, columns, tile)
     most = torch.empty(spans, rows, device=left.device)
     total = torch.empty_like(most)
     _forward[(triton.cdiv(rows, tile.own), spans)](
         left, right, right if bias is None else bias, most, total, rows, columns, span,
-        BIASED=bias is not None, **_constants(left, right, tile),
+        BIASED=bias is not None, **_constants(left, right, tile, precision),
     )  # fmt: skip
     return _joined(most, total)
 
 
-def log_normaliser_and_mean(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+def log_normaliser_and_mean(left: Tensor, right: Tensor, precision: str) -> tuple[Tensor, Tensor]:
     """The normaliser, and sum_j p(j | i) right_j, (S, H) in float32."""
-    (rows, width), columns, tile = left.shape, len(right), choose_tile(left)
+    (rows, width), columns, tile = left.shape, len(right), choose_tile(left, precision)
     spans, span = _spans(rows, columns, tile)
     most = torch.empty(spans, rows, device=left.device)
     total, mean = torch.empty_like(most), torch.empty(spans, rows, width, device=left.device)
     _with_mean[(triton.cdiv(rows, tile.own), spans)](
-        left, right, most, total, mean, rows, columns, span, **_constants(left, right, tile)
-    )
+        left, right, most, total, mean, rows, columns, span,
+        **_constants(left, right, tile, precision),
+    )  # fmt: skip
     norms = _joined(most, total)
     if spans == 1:
         return norms, mean[0]
@@ -177,14 +184,16 @@ def log_normaliser_and_mean(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor
     return norms, (mean * shares[:, :, None]).sum(0)
 
 
-def gradient_of_right(left: Tensor, right: Tensor, norms: Tensor, weight: Tensor) -> Tensor:
+def gradient_of_right(
+    left: Tensor, right: Tensor, norms: Tensor, weight: Tensor, precision: str
+) -> Tensor:
     """sum_i weight_i p(j | i) left_i, (Z, H) in float32."""
-    rows, columns, tile = len(left), len(right), choose_tile(left)
+    rows, columns, tile = len(left), len(right), choose_tile(left, precision)
     spans, span = _spans(columns, rows, tile, each=1)
     sums = torch.empty(spans, *right.shape, device=left.device)
     _to_right[(triton.cdiv(columns, tile.own), spans)](
         left, right, norms * math.log2(math.e), weight.contiguous(), sums, rows, columns, span,
-        **_constants(left, right, tile),
+        **_constants(left, right, tile, precision),
     )  # fmt: skip
     return sums[0] if spans == 1 else sums.sum(0)
 
@@ -208,17 +217,20 @@ def _joined(most: Tensor, total: Tensor) -> Tensor:
 PROCESSORS = 132
 
 
-def choose_tile(operand: Tensor) -> Tile:
+def choose_tile(operand: Tensor, precision: str) -> Tile:
     """The fastest of ten that were tried on an H200, for factors of 256; smaller for wider ones."""
     if is_interpreted():
         return Tile(32, 32, 4, 2)
     wide = triton.next_power_of_2(operand.shape[1]) * operand.element_size()
     if wide <= 512:
         return Tile(128, 64, 8, 3)
-    return Tile(64, 32, 4, 2) if wide <= 1024 else Tile(32, 16, 4, 1)
+    if wide <= 1024:
+        is_tf32 = operand.dtype == torch.float32 and precision == "tf32"
+        return Tile(128, 32, 8, 3) if is_tf32 else Tile(64, 32, 4, 2)
+    return Tile(32, 16, 4, 1)
 
 
-def _constants(left: Tensor, right: Tensor, tile: Tile) -> dict[str, Any]:
+def _constants(left: Tensor, right: Tensor, tile: Tile, precision: str) -> dict[str, Any]:
     width = left.shape[1]
     wide = max(16, triton.next_power_of_2(width))
     even = width == wide
@@ -229,7 +241,7 @@ def _constants(left: Tensor, right: Tensor, tile: Tile) -> dict[str, Any]:
         "OWN": tile.own,
         "OTHER": tile.other,
         "EVEN": even,
-        "PRECISION": precision_of(left),
+        "PRECISION": precision,
         "num_warps": tile.warps,
         "num_stages": tile.stages,
     }

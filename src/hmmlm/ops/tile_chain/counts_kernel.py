@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hmmlm.ops.kernels import precision_of
+from hmmlm.ops.narrow_kernel import narrowed
 from hmmlm.ops.tile_chain.tiles_kernel import (
     NONE,
     Map,
@@ -73,12 +73,11 @@ def _add_counts(
                 counts = tile * message[:, None] * pair[None, :]
                 states = _ids(rows, other_row, K, other * SIDE, SIDE)
                 vectors = _vectors(factors, states, features, H, EVEN)
+                counts = narrowed(counts, vectors, PRECISION)
                 if LEFT:
-                    total = tl.dot(counts.to(vectors.dtype), vectors, total,
-                                   input_precision=PRECISION)  # fmt: skip
+                    total = tl.dot(counts, vectors, total, input_precision=PRECISION)
                 else:
-                    total = tl.dot(tl.trans(counts.to(vectors.dtype)), vectors, total,
-                                   input_precision=PRECISION)  # fmt: skip
+                    total = tl.dot(tl.trans(counts), vectors, total, input_precision=PRECISION)
     if start < stop:
         where = (chunk * Q * SIDE + mine[:, None]).to(tl.int64) * H + features[None, :]
         tl.store(sums + where, total, mask=(features < H)[None, :])
@@ -130,6 +129,7 @@ def _add_tiles(
             where += mine[:, None] + theirs[None, :] * K
         mask = (mine < K)[:, None] & (theirs < K)[None, :]
         met = tl.load(where, mask=mask, other=0.0)
+        met = narrowed(met, vectors, PRECISION)
         total = tl.dot(met, vectors, total, input_precision=PRECISION)
     if start < stop:
         where = (chunk * (tl.num_programs(1) * SIDE) + mine[:, None]).to(tl.int64) * H
@@ -198,6 +198,7 @@ def factor_counts(
     pairs: Tensor,
     left: Tensor,
     right: Tensor,
+    precision: str,
     by_row: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Expected transitions seen through the factors: sums of counts @ right and counts.T @ left.
@@ -221,7 +222,7 @@ def factor_counts(
             where.here.shape[1], slots, width, number, where.rows, where.here, where.before,
             joints, squares.probs, squares.shrink, pairs, factors, chunks.sums, parts,
             LEFT=is_left, ROWS=triton.next_power_of_2(rows), SIDE=edge, WIDE=wide,
-            EVEN=width % wide == 0, PRECISION=precision_of(left),
+            EVEN=width % wide == 0, PRECISION=precision,
             num_warps=8 if edge > 64 else 4, num_stages=1,
         )  # fmt: skip
         gradients.append(chunks.join((left, right)[not is_left]))
@@ -229,7 +230,13 @@ def factor_counts(
 
 
 def shared_counts(
-    squares: Squares, where: Map, joints: Tensor, pairs: Tensor, left: Tensor, right: Tensor
+    squares: Squares,
+    where: Map,
+    joints: Tensor,
+    pairs: Tensor,
+    left: Tensor,
+    right: Tensor,
+    precision: str,
 ) -> tuple[Tensor, Tensor]:
     """As `factor_counts`, of shared tiles; the turned tiles, which have been read, are lost."""
     shared, room = where.shared, squares.turned
@@ -253,7 +260,7 @@ def shared_counts(
             slots, width, parts, where.rows, counts, factors, chunks.sums,
             LEFT=is_left, ROWS=triton.next_power_of_2(rows), SIDE=edge, INNER=min(edge, 64),
             WIDE=wide, STAGES=3 if narrow else 2, EVEN=width % wide == 0,
-            PRECISION=precision_of(left), num_warps=8 if edge > 64 else 4,
+            PRECISION=precision, num_warps=8 if edge > 64 else 4,
         )  # fmt: skip
         gradients.append(chunks.join((left, right)[not is_left]))
     return gradients[0], gradients[1]

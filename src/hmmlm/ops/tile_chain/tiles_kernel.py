@@ -11,8 +11,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hmmlm.ops.kernels import precision_of
-
 NONE = -1
 """The row of the map before a step that starts afresh: no tile stands between."""
 
@@ -65,9 +63,15 @@ def side(width: int) -> int:
     return min(128, max(16, triton.next_power_of_2(width)))
 
 
-def share(where: Map) -> Map:
-    """The same map with one tile for all steps between the same two rows. Waits for the device."""
+def share(where: Map, ordered: bool = True) -> Map:
+    """The same map with one tile for all steps between the same two rows.
+
+    Waits for the device, unless there is one row and `ordered` steps are not asked for.
+    """
     rows = len(where.rows)
+    if rows == 1 and not ordered:
+        none = torch.zeros(1, dtype=torch.long, device=where.here.device)
+        return where._replace(shared=Shared(True, where.before, none, none, none, none))
     keys = torch.where(where.before < 0, NONE, where.before * rows + where.here).flatten()
     ordered, order = keys.sort(stable=True)
     distinct, sizes = ordered.unique_consecutive(return_counts=True)
@@ -148,7 +152,13 @@ def _tile_at(tile_of, step, SHARED: tl.constexpr):
 
 
 def squares_of_factors(
-    left: Tensor, right: Tensor, log_norm: Tensor, where: Map, *, turned: bool = True
+    left: Tensor,
+    right: Tensor,
+    log_norm: Tensor,
+    where: Map,
+    precision: str,
+    *,
+    turned: bool = True,
 ) -> Squares:
     """The tiles exp(left_i . right_j - log_norm_i) of a map. O(P K^2 H)."""
     left, right, log_norm = (part.contiguous() for part in (left, right, log_norm))
@@ -156,7 +166,7 @@ def squares_of_factors(
     wide = min(64, max(16, triton.next_power_of_2(width)))
     return _squares(
         where, turned, left, right, log_norm, log_norm, 0, width,
-        FACTORED=True, WIDE=wide, EVEN=width % wide == 0, PRECISION=precision_of(left),
+        FACTORED=True, WIDE=wide, EVEN=width % wide == 0, PRECISION=precision,
     )  # fmt: skip
 
 
