@@ -20,6 +20,7 @@ from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.errors import InputError
 from hmmlm.hmm_file import FORMAT
 from hmmlm.model import Model
+from hmmlm.products import full_products
 from hmmlm.text_model import (
     CONFIG,
     TOKENIZER,
@@ -109,6 +110,7 @@ class NeuralModel(TextModel):
         return NeuralModel(kind, settings, network.to(device), tokenizer, config)
 
     @torch.no_grad()
+    @full_products()
     def sample(
         self, count: int = 1, *, prompt: str = "", length: int = 100, seed: int | None = None
     ) -> list[str]:
@@ -131,6 +133,7 @@ class NeuralModel(TextModel):
         return [self.tokenizer.decode([*start, *row[:end]]) for row, end in pairs]
 
     @torch.no_grad()
+    @full_products()
     def next(self, prompt: str = "", *, k: int = 10) -> list[tuple[str, float]]:
         """The k most probable tokens after a prompt (all, if there are fewer), and p of each."""
         check_k(k)

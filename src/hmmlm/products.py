@@ -69,9 +69,9 @@ def round_to_tf32(values: Tensor) -> Tensor:
 
 @contextmanager
 def full_products() -> Iterator[None]:
-    """Within it torch's products of float32 numbers read all their digits."""
-    cpu: Any = torch.backends.mkldnn  # part of which its stubs do not know
-    places = torch.backends.cuda.matmul, cpu.matmul
+    """Within it torch's products of float32 numbers, and LSTMs, read all their digits."""
+    backends: Any = torch.backends  # part of which its stubs do not know
+    places = backends.cuda.matmul, backends.mkldnn.matmul, backends.cudnn.rnn
     before = [place.fp32_precision for place in places]
     try:
         for place in places:

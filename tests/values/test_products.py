@@ -21,7 +21,7 @@ from hmmlm.products import (
 from hmmlm.support import Support
 from hmmlm.transitions import Factored
 
-PLACES = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+PLACES = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul, torch.backends.cudnn.rnn
 TEXT = torch.tensor([[0, 3, 1, 2, 2, 3]])
 
 
@@ -62,9 +62,9 @@ def high() -> Iterator[None]:
 def test_full_products_end_where_they_began(high) -> None:
     before = [place.fp32_precision for place in PLACES]
     with pytest.raises(KeyError), full_products():
-        assert [place.fp32_precision for place in PLACES] == ["ieee", "ieee"]
+        assert [place.fp32_precision for place in PLACES] == ["ieee"] * 3
         raise KeyError
-    assert [place.fp32_precision for place in PLACES] == before == ["tf32", "tf32"]
+    assert [place.fp32_precision for place in PLACES] == before == ["tf32"] * 3
     assert torch.get_float32_matmul_precision() == "high"
 
 

@@ -1,8 +1,6 @@
 """What the neural models share: reading with resets, scores, dropout, probabilities of words."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -12,6 +10,7 @@ from torch.nn import functional as F
 
 from hmmlm.baselines.ngram import check_tokens
 from hmmlm.lm import Scores
+from hmmlm.products import full_products
 from hmmlm.train.next_token import Read
 
 CELLS = 1 << 24
@@ -166,7 +165,7 @@ class Network(nn.Module, ABC):
     ) -> Scores:
         """log p(x_t | x_<t) of each token."""
         check_tokens(tokens, self.vocab_size)
-        with _full_precision():
+        with full_products():
             read = self.read(tokens, lengths=lengths, carry=carry, reset_id=reset_id)
         return Scores(read.token_log_probs.to(tokens.device), read.carry)
 
@@ -176,22 +175,11 @@ class Network(nn.Module, ABC):
         generator = torch.Generator().manual_seed(seed)
         words = torch.randint(self.vocab_size, (rows, CHECKED_WORDS), generator=generator)
         worst = []
-        with _full_precision():
+        with full_products():
             for carry in [self.cold(1), *(self.read(part).carry for part in words.split(16))]:
                 sums = self.next_log_probs(carry).double().exp().sum(1)
                 worst.append((sums - 1).abs().max())
         return float(torch.stack(worst).max())
-
-
-@contextmanager
-def _full_precision() -> Iterator[None]:
-    """Within it cuDNN takes no short cuts with float32, as it does unless it is told not to."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
 
 
 def drop(
