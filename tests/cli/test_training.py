@@ -28,7 +28,8 @@ def test_train_from_a_file_with_changes(place, call):
     )
     answer = call("train", "run.toml", "--set=train.epochs=1", "--seed=3", "--out=new", "--json")
     assert answer.status == 0, answer.err
-    assert last_json(answer.out)["steps"] > 0
+    said = last_json(answer.out)
+    assert said["steps"] > 0 and said["peak_bytes"] is None  # which is that of a GPU
     kept = training("new")
     assert kept["model"]["kind"] == "mlp" and kept["model"]["width"] == 8
     assert kept["train"]["epochs"] == 1 and kept["train"]["seed"] == 3
@@ -48,6 +49,17 @@ def test_every_kind_and_layout_trains(place, call, kind, layout):
     assert answer.status == 0, answer.err
     found = last_json(call("evaluate", "new", "corpus", "--split=test", "--json").out)
     assert 1 < found["perplexity"] < 20 and found["max_row_error"] < 1e-4
+
+
+def test_states_by_chance_instead_of_blocks(place, call):
+    settings = ["--set=model.states_per_word=3", "--set=model.kind=mlp", "--set=model.width=8"]
+    answer = call("train", "corpus", "--states=12", "--dropout=0.5", *settings, "--out=new", *FEW)
+    assert answer.status == 0, answer.err
+    support = Model.load("new").hmm.support
+    assert support.rows.shape == (support.vocab_size, 3) and not support.is_partition
+    parameters = re.search(r"([\d,]+) parameters", answer.out)
+    estimated = call("estimate", "--set=model.states=12", *settings, f"--vocab={len(support.rows)}")
+    assert parameters is not None and f"{parameters[1]} parameters" in estimated.out
 
 
 def test_train_from_plain_text_chooses_sizes(place, call):

@@ -275,7 +275,7 @@ def test_sizes_of_the_model_to_start_from():
     assert started("dense", states=3).blocks == 0 and started("ragged").blocks == 0
     with pytest.raises(InputError, match="states is 5 but old has 4; leave it out"):
         started("blocks", states=5)
-    for wrong in ({"blocks": 4}, {"clusters": "paths"}):
+    for wrong in ({"blocks": 4}, {"clusters": "paths"}, {"states_per_word": 2}):
         with pytest.raises(InputError, match="old, which has its own emission blocks; leave out"):
             started("blocks", **wrong)
 
@@ -398,3 +398,32 @@ def test_hmms_can_be_trained_by_plain_descent_on_streams_that_vary():
     assert config.learner.is_descent and validation_mode(config.data) == "streaming"
     tokens = TokenArray.from_ids(list(range(7)) * 9, eos_id=0)
     assert make_batches(config, tokens).vary
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        (
+            {"data": {"reset_at_ends": False}},
+            "reset_at_ends is false, which is for streams with reset, but layout is packed and "
+            "reset true; leave it out",
+        ),
+        (
+            {"data": {"reset_at_ends": False}, "model": {"kind": "lstm"}},
+            "data.reset_at_ends is a setting of HMMs but kind is lstm; leave it out",
+        ),
+        ({"model": {"states_per_word": 0}}, "states_per_word is 0 but must be at least 1"),
+        (
+            {"model": {"states_per_word": 4, "blocks": 2}},
+            "so there are no blocks; leave out blocks, clusters and like_hmm_lm",
+        ),
+    ],
+)
+def test_settings_that_only_go_with_others(tables, message):
+    with pytest.raises(InputError, match=message):
+        make_config(tables, NEURAL)
+
+
+def test_states_by_chance_are_no_blocks():
+    config, _ = with_sizes(make_config({"model": {"states_per_word": 8}}), 1_000_000, 5000)
+    assert (config.model.states, config.model.blocks) == (256, 0)

@@ -508,6 +508,26 @@ def test_streams_go_on_where_they_were_across_two_subsets():
     assert part(ended, 0.0).isfinite()  # a stream that is over is missing
 
 
+def test_a_reset_at_the_end_of_a_slice_can_be_left_out():
+    """The released code of Chiu & Rush restarts after `<eos>` within a slice only."""
+    support = Support.from_clusters([0, 0, 1, 1, 2, 2, 3], 4)
+    model = scalar(support)
+    first = row_batch([[1, EOS, 3, EOS]])
+    second = row_batch([[2, 4]])._replace(restart=torch.zeros(1, 2, dtype=torch.bool))
+
+    def total(**settings):
+        part = HmmLoss(model, support, carry=True, reset_id=EOS, **settings)
+        return sum(float(part(batch, 0.0).detach()) * batch.num_tokens for batch in (first, second))
+
+    text = torch.cat([first.tokens, second.tokens], 1)
+    everywhere = float(loss(model(), text, reset_id=EOS).detach()) * 6
+    within = torch.tensor([[True, False, True, False, False, False]])
+    inside = float(loss(model(), text, restart=within).detach()) * 6
+    assert total() == pytest.approx(everywhere, abs=1e-10)
+    assert total(reset_at_ends=False) == pytest.approx(inside, abs=1e-10)
+    assert abs(inside - everywhere) > 1e-3
+
+
 def test_a_corpus_shorter_than_a_batch_trains():
     tokens = TokenArray.from_ids([1, 2, EOS], eos_id=EOS)
     (seen,) = run(scalar(Support.dense(7, 3)), Packed(tokens, 16, 64), epochs=1)

@@ -143,6 +143,12 @@ def _make_support(corpus: Any, config: Any, indent: int) -> tuple[Any, dict[str,
     from hmmlm.support import Support
 
     model = config.model
+    if model.states_per_word:
+        import torch
+
+        drawn = torch.Generator().manual_seed(config.seed)
+        size = corpus.tokenizer.vocab_size
+        return Support.uniform(size, model.states, model.states_per_word, drawn), {}
     if not model.blocks and not model.clusters:
         return Support.dense(corpus.tokenizer.vocab_size, model.states), {}
     support, blocks = blocks_support(

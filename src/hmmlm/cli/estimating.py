@@ -37,6 +37,9 @@ def estimate(
         path = Path(model.clusters)
         blocks = count_blocks(path, model.states, like_hmm_lm=model.like_hmm_lm)
         reason = f" in {blocks:,} blocks"
+    elif model.states_per_word:
+        assert model.states is not None
+        blocks = max(1, model.states // model.states_per_word)  # a word has that share of them
     cost = cost_of(config, vocab, blocks=blocks)
     say(
         f"{config.model.kind}, {config.model.states:,} states{reason}, {cost.kept_states:,} kept; "

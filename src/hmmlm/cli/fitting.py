@@ -118,7 +118,14 @@ def fit(
             f"Validation gave no number, at no step: the model gives probability zero to some of "
             f"its text. The weights are those of the last check, step {training.best.kept:,}."
         )
-    return {"folder": str(out), "steps": training.step, "seconds": round(seconds, 3), "val": best}
+    on_gpu = torch.device(device).type == "cuda"
+    return {
+        "folder": str(out),
+        "steps": training.step,
+        "seconds": round(seconds, 3),
+        "val": best,
+        "peak_bytes": torch.cuda.max_memory_allocated(device) if on_gpu else None,
+    }
 
 
 def _describe(

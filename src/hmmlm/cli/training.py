@@ -168,7 +168,8 @@ def train(
         if begun_in is not None and ranks.once(_is_over, begun_in, again):
             say(f"{begun_in} was trained to its end before; there is nothing left to do.")
             if json:
-                print_json({"folder": str(begun_in), "steps": 0, "seconds": 0.0, "val": None})
+                nothing = {"steps": 0, "seconds": 0.0, "val": None, "peak_bytes": None}
+                print_json({"folder": str(begun_in), **nothing})
             return
         if again and ranks.once(is_unfinished, out):
             out, resume = None, out

@@ -70,10 +70,11 @@ class DataSettings:
     `layout`: "packed" whole sentences, "streams" that go on from batch to batch with the belief
     carried over, or "windows", each a cold start. Streams stay in the order of the text, the rows
     of others are drawn anew each epoch. With `reset` the chain starts afresh after every
-    `<eos>`. With `vary_length` the slices of streams are cut anew each epoch, and the learning rate
-    is in proportion to their length. `validation` is how validation text is read; if it is empty,
-    as in training. `labels` is a file with what is known of the words' states:
-    `data.labels.read_labels`.
+    `<eos>`; without `reset_at_ends` not after one that ends a slice of streams, whose belief is
+    carried as any other (Chiu & Rush's released code). With `vary_length` the slices of streams
+    are cut anew each epoch, and the learning rate is in proportion to their length. `validation`
+    is how validation text is read; if it is empty, as in training. `labels` is a file with what is
+    known of the words' states: `data.labels.read_labels`.
     """
 
     corpus: str = ""
@@ -83,6 +84,7 @@ class DataSettings:
     length: int = 64
     layout: str = "packed"
     reset: bool = True
+    reset_at_ends: bool = True
     vary_length: bool = False
     validation: str = ""
 
@@ -96,6 +98,11 @@ class DataSettings:
             raise InputError(
                 "reset is false but layout packed restarts at each sentence; use layout streams or "
                 "windows, or leave reset out."
+            )
+        if not self.reset_at_ends and not (self.reset and self.layout == "streams"):
+            raise InputError(
+                f"reset_at_ends is false, which is for streams with reset, but layout is "
+                f"{self.layout} and reset {str(self.reset).lower()}; leave it out."
             )
         if self.vary_length and self.layout != "streams":
             raise InputError(
@@ -112,7 +119,8 @@ class ModelSettings:
 
     `kind` is the parameterisation; its own settings stand in the same table. `cluster_by` and
     `clusters` (a paths file) say how words come to blocks. States and blocks that are not given
-    are chosen for the text (`with_sizes`).
+    are chosen for the text (`with_sizes`). With `states_per_word` there are no blocks: every word
+    has so many states, drawn by chance (Chiu & Rush's uniform constraint).
     """
 
     kind: str = "lowrank"
@@ -121,12 +129,23 @@ class ModelSettings:
     cluster_by: str = "exchange"
     clusters: str = ""
     like_hmm_lm: bool = False
+    states_per_word: int | None = None
 
     def __post_init__(self) -> None:
         if self.states is not None and self.states < 1:
             raise InputError(f"states is {self.states:,} but must be at least 1.")
         if self.blocks is not None and (self.blocks < 0 or self.blocks == 1):
             raise InputError(f"blocks is {self.blocks:,} but must be 0 or at least 2.")
+        if self.states_per_word is not None:
+            if self.states_per_word < 1:
+                raise InputError(
+                    f"states_per_word is {self.states_per_word:,} but must be at least 1."
+                )
+            if self.blocks or self.clusters or self.like_hmm_lm:
+                raise InputError(
+                    "states_per_word gives every word states by chance, so there are no blocks; "
+                    "leave out blocks, clusters and like_hmm_lm."
+                )
         if self.like_hmm_lm and self.blocks == 0 and not self.clusters:
             raise InputError("like_hmm_lm says how blocks are made, but blocks is 0.")
         if self.blocks and self.states and self.states % self.blocks:
@@ -270,7 +289,8 @@ def _other_config(
     """The configuration of a model that is no HMM: settings of HMMs are refused."""
     own = [field.name for field in dataclasses.fields(module.Settings)]
     of_hmms = {field.name for field in dataclasses.fields(ModelSettings)} - {"kind", *own}
-    refused = {"data": {"labels"}, "model": of_hmms, "train": set(HMM_TRAIN)}
+    of_beliefs = {"reset_at_ends"} if data.get("reset_at_ends") is False else set()
+    refused = {"data": {"labels", *of_beliefs}, "model": of_hmms, "train": set(HMM_TRAIN)}
     for table, given in (("data", data), ("model", model), ("train", train)):
         for key in sorted(refused[table] & given.keys()):
             drops = [f"model.{name}" for name in own if "drop" in name]
@@ -367,7 +387,7 @@ def with_sizes(config: Config, tokens: int, vocab_size: int, tags: int = 0) -> t
     of their number and every word has all states.
     """
     model = config.model
-    if tags and model.blocks is None and not model.clusters:
+    if (tags or model.states_per_word) and model.blocks is None and not model.clusters:
         model = dataclasses.replace(model, blocks=0)
         config = dataclasses.replace(config, model=model)
     if model.clusters and model.states is None:
@@ -402,10 +422,10 @@ def with_start(config: Config, hmm: HMM) -> Config:
         raise InputError(
             f"states is {given.states:,} but {config.learner.start} has {states:,}; leave it out."
         )
-    if given.clusters or given.blocks not in (None, blocks):
+    if given.clusters or given.states_per_word or given.blocks not in (None, blocks):
         raise InputError(
             f"train.start is {config.learner.start}, which has its own emission blocks; leave out "
-            f"blocks and clusters."
+            f"blocks, clusters and states_per_word."
         )
     return dataclasses.replace(
         config, model=dataclasses.replace(given, states=states, blocks=blocks)

@@ -38,6 +38,7 @@ def make_learner(
                 dropout=config.dropout,
                 carry=carry,
                 reset_id=reset_id,
+                reset_at_ends=data.reset_at_ends,
                 seed=config.seed,
                 ranks=ranks,
             )

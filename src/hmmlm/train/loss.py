@@ -52,7 +52,8 @@ class HmmLoss:
     `model` maps a subset of states (None for all) to an HMM on a `support`. With `carry`, row b of
     a batch goes on where row b of the batch before ended (unless it says restart), from the belief
     over the states that were kept then; no gradient flows into that belief. After `reset_id`
-    the chain starts afresh. All `ranks` keep the same states; `state` is that of all their rows.
+    the chain starts afresh, without `reset_at_ends` only within a batch. All `ranks` keep the same
+    states; `state` is that of all their rows.
     """
 
     def __init__(
@@ -63,12 +64,14 @@ class HmmLoss:
         dropout: Dropout | None = None,
         carry: bool = False,
         reset_id: int | None = None,
+        reset_at_ends: bool = True,
         seed: int = 0,
         implementation: str = "auto",
         ranks: Ranks = ONE,
     ) -> None:
         self.ranks = ranks
         self.model, self.support, self.carry, self.reset_id = model, support, carry, reset_id
+        self.reset_at_ends = reset_at_ends
         self.dropout = dropout or Dropout()
         # On the model's device, where a captured step draws from it.
         device = next(model.parameters()).device
@@ -145,7 +148,10 @@ class HmmLoss:
         if not self.carry or self.belief is None or bool(batch.restart[:, 0].all()):
             return None
         rows = torch.arange(batch.tokens.shape[0], device=self.belief.fresh.device)
-        return self.belief.select(rows)
+        belief = self.belief.select(rows)
+        if not self.reset_at_ends:
+            belief = belief._replace(fresh=torch.zeros_like(belief.fresh))
+        return belief
 
 
 def arithmetic(precision: str, place: str) -> AbstractContextManager[object]:

@@ -1,0 +1,70 @@
+"""Table 1: perplexity on PTB and WikiText-2, the VL-HMM beside what it is compared with.
+
+    python -m experiments.chiu_rush_2020.table1 --data DIR --work DIR [--row NAME] [--dataset ptb]
+
+Deviations from the paper:
+- VL-HMM (faithful) follows the released code where the paper differs: no network on the
+  destination side, embeddings N(0, 1), a bias for each word, rate 0.01 on WikiText-2 too, a
+  plateau of 4 checks, no restart after an `<eos>` that ends a slice.
+- Its streams stay in the order of the text; the released code shuffles sentences (on WikiText-2
+  articles) before each epoch. Its plateau counts any check that is not a new best, of four
+  different ones an epoch. Its products are in bf16, every row normalised over the rounded factors.
+- Brown clusters are our own, of the training text without `<eos>`.
+- VL-HMM (packed) is not the paper's recipe: whole sentences in rows (of WikiText-2 whole lines),
+  from N(0, 0.2^2), dropout 0.3, cosine from 0.005, decay 0.02, `<eos>` and `<unk>` in blocks of
+  their own, few epochs.
+- The paper does not say which weights its test numbers are of; ours are of those that were best on
+  validation, tested once.
+- HMM |Z| = 900 is trained here, by sentence, with decay; the paper quotes Buys et al. 2018.
+- HMM+RNN keeps the HMM's states: its transitions hear an LSTM (docs/baselines.md).
+- Neural baselines use a cosine instead of a plateau; AWD-LSTM AdamW and fewer epochs.
+- The paper's LSTM numbers may divide by tokens that were never scored; ours count each token once.
+"""
+
+from experiments.chiu_rush_2020.recipes import FAITHFUL, PACKED, PTB_ROWS, WIKITEXT_ROWS
+from experiments.rows import KNESER_NEY, Row
+from experiments.runner import main
+
+EXPERIMENT = "chiu_rush_2020/table1"
+VL_HMM = {"states": 2**15, "blocks": 128}
+SIDE_BY_SIDE = "data.validation=window 2048"
+"""A stream is read a token at a time: validation in stretches, the last word is a stream."""
+
+ROWS = (
+    Row("VL-HMM 2^15 (faithful)", "ptb", **VL_HMM, settings=FAITHFUL, mode="streaming", epochs=50,
+        paper_val=125.0, paper_test=116.0),
+    Row("VL-HMM 2^15 (packed)", "ptb", **VL_HMM, settings=(*PACKED, *PTB_ROWS), epochs=14,
+        paper_val=125.0, paper_test=116.0),
+    Row("HMM |Z| = 900", "ptb", "scalar", states=900, blocks=0, epochs=20,
+        settings=(*PTB_ROWS, "train.learning_rate=0.2", "train.dropout=0.0", "train.checks=2"),
+        paper_val=284.6),
+    Row("HMM+RNN", "ptb", "hmm_rnn", states=600, mode="streaming", epochs=40,
+        settings=(SIDE_BY_SIDE,), paper_val=142.3),
+    Row("KN 5-gram", "ptb", KNESER_NEY, epochs=1, paper_test=141.2),
+    Row("256 FF 5-gram", "ptb", "feed_forward", mode="streaming", epochs=100,
+        paper_val=159.9, paper_test=152.0),
+    Row("2x256 LSTM", "ptb", "lstm", mode="streaming", epochs=50, settings=(SIDE_BY_SIDE,),
+        paper_val=93.6, paper_test=88.8),
+    Row("AWD-LSTM", "ptb", "awd_lstm", mode="streaming", epochs=80,
+        settings=("train.optimiser=adamw", SIDE_BY_SIDE), paper_val=60.0, paper_test=57.3),
+    Row("VL-HMM 2^15 (faithful)", "wikitext-2", **VL_HMM, settings=FAITHFUL, mode="streaming",
+        epochs=50, paper_val=166.6, paper_test=158.2),
+    Row("VL-HMM 2^15 (packed)", "wikitext-2", **VL_HMM, settings=(*PACKED, *WIKITEXT_ROWS),
+        epochs=12, paper_val=166.6, paper_test=158.2),
+    Row("HMM |Z| = 900", "wikitext-2", "scalar", states=900, blocks=0, epochs=12,
+        settings=(*WIKITEXT_ROWS, "train.learning_rate=0.2", "train.dropout=0.0", "train.checks=2")),
+    Row("HMM+RNN", "wikitext-2", "hmm_rnn", states=600, mode="streaming", epochs=20,
+        settings=(SIDE_BY_SIDE,)),
+    Row("KN 5-gram", "wikitext-2", KNESER_NEY, epochs=1, paper_val=248.7, paper_test=234.3),
+    Row("256 FF 5-gram", "wikitext-2", "feed_forward", mode="streaming", epochs=60,
+        paper_val=210.9, paper_test=195.0),
+    Row("2x256 LSTM", "wikitext-2", "lstm", mode="streaming", epochs=40, settings=(SIDE_BY_SIDE,),
+        paper_val=124.5, paper_test=117.5),
+    Row("AWD-LSTM", "wikitext-2", "awd_lstm", mode="streaming", epochs=60,
+        settings=("train.optimiser=adamw", "model.dropout_input=0.65", "data.batch_size=80",
+                  SIDE_BY_SIDE),
+        paper_val=68.6, paper_test=65.8),
+)  # fmt: skip
+
+if __name__ == "__main__":
+    raise SystemExit(main({EXPERIMENT: ROWS}, __doc__ or ""))

@@ -1,0 +1,121 @@
+"""What a trained model is worth: perplexity in both modes, and the time of a batch."""
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from hmmlm.baselines.kneser_ney import KneserNey
+from hmmlm.data.shards import Corpus
+from hmmlm.evaluate import evaluate
+from hmmlm.explore.curves import read_metrics
+from hmmlm.lm import LanguageModel
+from hmmlm.model import Model
+from hmmlm.neural_model import load_model
+from hmmlm.train.config import make_config
+from hmmlm.train.estimate import count_parameters
+from hmmlm.train.loop import Progress
+
+MODES = ("sentence", "streaming")
+ROWS, LENGTH = 16, 32
+"""A batch of the paper's evaluation."""
+
+BATCHES = 24
+ORDER = 5
+
+
+def measure_model(folder: Path, corpus: Corpus, device: str, watch: Callable[[int], None]) -> dict:
+    """A model that `hmmlm train` wrote: its weights that were best on validation."""
+    model = load_model(folder, device=device)
+    steps = read_metrics(folder)
+    return {
+        "parameters": _count(model),
+        **_perplexities(model.lm, corpus, device, watch),
+        "ms_train_step": ms_of_step(steps),
+        "tokens_trained": steps[-1].tokens,
+        "epochs": steps[-1].epoch,
+        "device": device_name(device),
+    }
+
+
+def measure_kneser_ney(corpus: Corpus, watch: Callable[[int], None]) -> dict:
+    """Modified Kneser-Ney 5-grams, whose contexts end at `<eos>`."""
+    words, text = corpus.tokenizer, corpus.split("train")
+    began = time.perf_counter()
+    model = KneserNey(text, words.vocab_size, order=ORDER, eos_id=words.eos_id)
+    seconds = time.perf_counter() - began
+    return {
+        "parameters": sum(model.num_grams),
+        **_perplexities(model, corpus, "cpu", watch),
+        "ms_train_step": None,
+        "tokens_trained": len(text),
+        "epochs": 1,
+        "device": device_name("cpu"),
+        "seconds": round(seconds, 3),
+    }
+
+
+def ms_of_step(steps: Sequence[Progress]) -> float | None:
+    """The median of all but the first tenth, in which kernels are compiled; no validation."""
+    ends = [1e3 * step.tokens / step.tokens_per_second for step in steps[len(steps) // 10 :]]
+    times = [after - before for before, after in pairwise(ends)]
+    return round(median(times), 4) if times else None
+
+
+def device_name(device: str) -> str:
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    from benchmarks.machine import describe
+
+    return describe()["device"]
+
+
+def _perplexities(
+    lm: LanguageModel, corpus: Corpus, device: str, watch: Callable[[int], None]
+) -> dict[str, Any]:
+    def perplexity(split: str, mode: str) -> float:
+        text, eos = corpus.split(split), corpus.tokenizer.eos_id
+        return evaluate(
+            lm, text, mode=mode, eos_id=eos, device=device, progress=watch
+        ).perplexity  # fmt: skip
+
+    modes = {
+        mode: {"val": perplexity("valid", mode), "test": perplexity("test", mode)} for mode in MODES
+    }
+    return {
+        "modes": modes,
+        "train": perplexity("train", "sentence"),
+        "tokens_val": len(corpus.split("valid")),
+        "tokens_test": len(corpus.split("test")),
+        "ms_eval_batch": _ms_of_batch(lm, corpus.split("valid"), device),
+    }
+
+
+def _ms_of_batch(lm: LanguageModel, text: Any, device: str) -> float:
+    """The median time of scoring 16 x 32 tokens, with the state of 16 streams carried on."""
+    length = min(len(text) // ROWS, BATCHES * LENGTH)
+    ids = np.asarray(text[0 : ROWS * length]).astype(np.int64).reshape(ROWS, length)
+    parts = torch.from_numpy(ids).to(device).split(LENGTH, 1)
+    parts = [part for part in parts if part.shape[1] == LENGTH] or list(parts[:1])
+    carry, times = None, []
+    for part in (parts[0], *parts):  # the first is for what is compiled and found at first use
+        began = time.perf_counter()
+        scored = lm.score_tokens(part, carry=carry)
+        float(scored.token_log_probs.sum())  # waits for a device
+        times.append(1e3 * (time.perf_counter() - began))
+        carry = scored.carry
+    return round(median(times[1:]), 4)
+
+
+def _count(model: Any) -> int:
+    if not isinstance(model, Model):
+        return sum(parameter.numel() for parameter in model.network.parameters())
+    tables = {name: model.config["training"][name] for name in ("data", "model", "train")}
+    support = model.hmm.support
+    blocks = max(1, support.num_states // support.width)
+    return count_parameters(make_config(tables), model.tokenizer.vocab_size, blocks)

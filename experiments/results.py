@@ -1,0 +1,106 @@
+"""The lines of finished runs: one for each row and evaluation mode."""
+
+import fcntl
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.rows import Row
+
+KEYS = (
+    "experiment", "row", "dataset", "states", "blocks", "parameters", "mode", "val", "test",
+    "paper_val", "paper_test", "train", "paper_train", "ms_train_step", "ms_eval_batch",
+    "tokens_val", "tokens_test", "tokens_trained", "peak_bytes", "seed", "epochs", "seconds",
+    "device", "commit", "config",
+)  # fmt: skip
+MODES = ("sentence", "streaming")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def add_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Appends whole lines; other processes may do so too."""
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    if text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(text)
+
+
+def make_lines(
+    wanted: Sequence[tuple[str, Row]], notes: Mapping[str, Any], commit: str
+) -> list[dict[str, Any]]:
+    """The lines of a training that was measured, for each of the rows that it is for.
+
+    `train` is perplexity by sentence in both lines. Side by side with other `workers`, times are
+    longer than alone.
+    """
+    measured = notes["measured"]
+    made = []
+    for experiment, row in wanted:
+        config = {
+            "run": row.run,
+            "text": row.text or row.dataset,
+            "settings": row.changes,
+            "trained_for": row.mode,
+            "train_mode": "sentence",
+            "workers": notes["workers"],
+        }
+        for mode in MODES:
+            line = {
+                **_about(experiment, row),
+                **{key: measured[key] for key in measured if key in KEYS},
+                **measured["modes"][mode],
+                "mode": mode,
+                "peak_bytes": notes["peak_bytes"],
+                "seconds": round(notes["seconds"], 1),
+                "commit": commit,
+                "config": config,
+            }
+            made.append({key: line[key] for key in KEYS})
+    return made
+
+
+def is_done(lines: Iterable[Mapping[str, Any]], experiment: str, row: Row) -> bool:
+    """Whether all modes of a row are there, of the settings that it has now."""
+    wanted = (experiment, row.name, row.dataset, row.run)
+    found = {line["mode"] for line in lines if _key(line) == wanted}
+    return found >= set(MODES)
+
+
+def take_over(
+    lines: Sequence[Mapping[str, Any]], wanted: Sequence[tuple[str, Row]]
+) -> list[dict[str, Any]]:
+    """Lines of rows that are not there but whose training is, for another row."""
+    trained = {(line["config"]["run"], line["mode"]): line for line in lines}
+    made = []
+    for experiment, row in wanted:
+        held = [trained.get((row.run, mode)) for mode in MODES]
+        if not is_done(lines, experiment, row):
+            made += [{**line, **_about(experiment, row)} for line in held if line is not None]
+    return made
+
+
+def _about(experiment: str, row: Row) -> dict[str, Any]:
+    """What a line says of its row."""
+    return {
+        "experiment": experiment,
+        "row": row.name,
+        "dataset": row.dataset,
+        "states": row.states,
+        "blocks": row.blocks,
+        "paper_val": row.paper_val,
+        "paper_test": row.paper_test,
+        "paper_train": row.paper_train,
+        "seed": row.seed,
+    }
+
+
+def _key(line: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    return line["experiment"], line["row"], line["dataset"], line["config"]["run"]

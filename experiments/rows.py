@@ -1,0 +1,105 @@
+"""What an experiment runs: the rows of a paper's table, as data."""
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+
+KNESER_NEY = "kneser_ney"
+BUILTIN = "built-in"
+
+TINY = {
+    "model.width": "16",
+    "model.embedding": "16",
+    "model.states_per_word": "4",
+    "data.batch_size": "4",
+    "data.length": "32",
+}
+"""What a row has instead where it is only to be seen running."""
+
+SLOW = (
+    "train.precision",
+    "train.learning_rate",
+    "train.keep",
+    "model.scale",
+    "model.dropout_input",
+)
+"""What it does without: rows that differ in nothing else share a training."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A training, and what the paper says of it.
+
+    `settings` are those of `hmmlm train --set`, beside the kind, states, blocks, seed and epochs.
+    `mode` is the evaluation mode it is trained for. Numbers that the paper does not print are None.
+    `text` is what it is trained on instead of the dataset, to be seen running.
+    """
+
+    name: str
+    dataset: str
+    kind: str = "mlp"
+    states: int | None = None
+    blocks: int | None = None
+    settings: tuple[str, ...] = ()
+    mode: str = "sentence"
+    seed: int = 1111
+    epochs: int = 20
+    paper_val: float | None = None
+    paper_test: float | None = None
+    paper_train: float | None = None
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        named = [setting.partition("=")[0] for setting in self.settings]
+        twice = {name for name in named if named.count(name) > 1}
+        if twice:
+            raise ValueError(f"{self.name} sets {sorted(twice)} twice.")
+
+    @property
+    def table(self) -> dict[str, str]:
+        return dict(setting.split("=", 1) for setting in self.settings)
+
+    @property
+    def changes(self) -> list[str]:
+        """All that `hmmlm train` is told by --set, but where its files are."""
+        sizes = {"model.states": self.states, "model.blocks": self.blocks}
+        named = [f"{key}={value}" for key, value in sizes.items() if value is not None]
+        named += [f"train.seed={self.seed}", f"train.epochs={self.epochs}"]
+        return [f"model.kind={self.kind}", *named, *self.settings]
+
+    @property
+    def run(self) -> str:
+        """A name for the training: rows of the same settings, in whatever table, share it."""
+        text = self.text or self.dataset
+        said = json.dumps([text, sorted(self.changes)])
+        return f"{text}-{self.kind}-{hashlib.sha256(said.encode()).hexdigest()[:10]}"
+
+    @property
+    def clusters(self) -> tuple[str, int] | None:
+        """The method and the number of the clusters that make its blocks.
+
+        Unless it is like hmm-lm, `<eos>` and `<unk>` have two blocks of their own.
+        """
+        if not self.blocks:
+            return None
+        is_like = self.table.get("model.like_hmm_lm") == "true"
+        method = self.table.get("model.cluster_by", "exchange")
+        return method, self.blocks if is_like else self.blocks - 2
+
+    def shrink(self) -> "Row":
+        """The same kind of training in seconds."""
+        kept = {key: value for key, value in self.table.items() if key not in SLOW}
+        if kept.get("train.dropout", "0.0") != "0.0":
+            kept["train.dropout"] = "0.5"
+        needed = {"data.batch_size", "data.length"}
+        needed |= set() if self.kind == "scalar" else {"model.width"}
+        needed |= {"model.embedding"} if self.kind == "awd_lstm" else set()
+        kept |= {key: value for key, value in TINY.items() if key in needed or key in kept}
+        return replace(
+            self,
+            text=BUILTIN,
+            states=self.states and 32,
+            blocks=self.blocks and 8,
+            settings=tuple(f"{key}={value}" for key, value in sorted(kept.items())),
+            epochs=1,
+        )

@@ -1,0 +1,358 @@
+"""Trains the rows of experiments, some side by side, and writes a line for each and each mode.
+
+What was stopped, by --seconds or a signal, goes on when the same command is given again; rows
+whose lines are in the results are not run again, and rows of the same settings share a training.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from experiments.results import add_lines, is_done, make_lines, read_lines, take_over
+from experiments.rows import BUILTIN, KNESER_NEY, Row
+
+RESULTS = Path(__file__).parent / "results/chiu_rush_2020.jsonl"
+TO_STOP = 120
+"""Seconds that a training has to write a checkpoint; then it is ended."""
+
+EMPTY_LINES = {"wikitext-2": "keep"}
+"""Of WikiText a blank line is a paragraph of only `<eos>`: the standard counts have them."""
+
+
+class Stopped(Exception):
+    """There is no more time, or somebody asked to stop."""
+
+
+class Failed(Exception):
+    """A training ended with an error: its last words."""
+
+
+@dataclass
+class Stop:
+    """When to stop: at a time, or when a signal has come."""
+
+    at: float = float("inf")
+    asked: bool = False
+
+    @property
+    def is_due(self) -> bool:
+        return self.asked or time.monotonic() >= self.at
+
+    def check(self, _: int = 0) -> None:
+        if self.is_due:
+            raise Stopped
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Within it SIGTERM and Ctrl-C ask to stop."""
+
+        def ask(*_: Any) -> None:
+            self.asked = True
+
+        kinds = (signal.SIGTERM, signal.SIGINT)
+        before = {kind: signal.signal(kind, ask) for kind in kinds}
+        try:
+            yield
+        finally:
+            for kind, handler in before.items():
+                signal.signal(kind, handler)
+
+
+@dataclass
+class Job:
+    """A training, the rows of tables that it is for, and what is known of it so far.
+
+    `notes` outlive the process: the seconds of all calls, whether it is trained, what was measured.
+    """
+
+    row: Row
+    wanted: list[tuple[str, Row]]
+    work: Path
+
+    def __post_init__(self) -> None:
+        self.folder = self.work / "runs" / self.row.run
+        self.notes_file = self.folder.with_suffix(".json")
+        self.notes: dict[str, Any] = {"seconds": 0.0}
+        if self.notes_file.exists():
+            self.notes = json.loads(self.notes_file.read_text())
+
+    def note(self, **facts: Any) -> None:
+        self.notes |= facts
+        self.notes_file.parent.mkdir(parents=True, exist_ok=True)
+        new = self.notes_file.with_suffix(".new")
+        new.write_text(json.dumps(self.notes))
+        new.replace(self.notes_file)
+
+
+class Runner:
+    """Jobs, and all they share: the texts, the machine, and when to stop."""
+
+    def __init__(self, given: argparse.Namespace, stop: Stop) -> None:
+        self.given, self.stop = given, stop
+        self.measuring = threading.Lock()  # one at a time, so that its times mean something
+        self.commit = given.commit or _commit()
+        self.device = _device(given.device)
+        if self.commit == "unknown" and not given.smoke:
+            raise SystemExit("git does not know this folder; say which commit it is: --commit NAME")
+
+    def corpus(self, row: Row) -> Path:
+        """The prepared text of a row; it is prepared once."""
+        dataset = row.text or row.dataset
+        folder = self.given.work / f"{dataset}.corpus"
+        if (folder / "corpus.json").exists():
+            return folder
+        if dataset == BUILTIN:
+            _write_builtin(folder)
+            return folder
+        text = self.given.data / dataset
+        if not text.is_dir():
+            raise SystemExit(f"{self.given.data} has no folder {dataset}; give --data DIR with it.")
+        rule = EMPTY_LINES.get(dataset)
+        extra = [f"--empty-lines={rule}"] if rule else []
+        command = [sys.executable, "-m", "hmmlm", "prepare", str(text), f"--out={folder}", *extra]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        return folder
+
+    def run(self, job: Job) -> str:
+        """Trains and measures, or goes on with that; says how it ended."""
+        name, kind = job.row.name, job.row.kind
+        try:
+            self.stop.check()
+            if kind != KNESER_NEY and not job.notes.get("trained"):
+                self._train(job)
+            with self.measuring:
+                self.stop.check()
+                self._measure(job)
+            add_lines(self.given.out, make_lines(job.wanted, job.notes, self.commit))
+        except Stopped:
+            return f"{name} ({job.row.dataset}) is not finished; the same command goes on with it"
+        val = job.notes["measured"]["modes"][job.row.mode]["val"]
+        return f"{name} ({job.row.dataset}): validation {val:.2f}, {job.row.mode}"
+
+    def _train(self, job: Job) -> None:
+        corpus, said = self.corpus(job.row), job.folder.with_suffix(".out")
+        command = [sys.executable, "-m", "hmmlm", "train", str(corpus), "--out", str(job.folder)]
+        command += ["--resume-if-begun", "--json", "--device", self.device]
+        command += [f"--set={change}" for change in self._changes(job.row)]
+        job.note(workers=self.given.workers)
+        environment = dict(os.environ)
+        share = max(1, (os.cpu_count() or 1) // self.given.workers)
+        environment.setdefault("OMP_NUM_THREADS", str(share))
+        with said.open("w") as out, job.folder.with_suffix(".log").open("a") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=log,
+                env=environment,
+                process_group=0,  # Ctrl-C comes to this process alone, which passes it on once
+            )
+            status = self._wait(process, job)
+        if status == 0:
+            result = json.loads(said.read_text().splitlines()[-1])
+            known = job.notes.get("peak_bytes")
+            job.note(trained=True, peak_bytes=result["peak_bytes"] or known)
+        elif self.stop.is_due:
+            raise Stopped
+        else:
+            words = job.folder.with_suffix(".log").read_text().strip().splitlines() or ["nothing"]
+            raise Failed(f"{job.row.name} ({job.row.dataset}) ended with {status}: {words[-1]}")
+
+    def _wait(self, process: subprocess.Popen[bytes], job: Job) -> int:
+        """Until it ends; its seconds are written down while it runs."""
+        before, began, asked = job.notes["seconds"], time.monotonic(), float("inf")
+        noted = began
+        while (status := process.poll()) is None:
+            now = time.monotonic()
+            if self.stop.is_due and asked == float("inf"):
+                process.send_signal(signal.SIGTERM)
+                asked = now
+            elif now > asked + TO_STOP:
+                process.kill()
+            if now > noted + 5:
+                job.note(seconds=before + now - began)
+                noted = now
+            time.sleep(0.05)
+        job.note(seconds=before + time.monotonic() - began)
+        return status
+
+    def _changes(self, row: Row) -> list[str]:
+        if row.clusters is None or self.given.clusters is None or row.text:
+            return row.changes
+        path = cluster_file(self.given.clusters, row)
+        return [*row.changes, f"model.clusters={json.dumps(str(path.absolute()))}"]
+
+    def _measure(self, job: Job) -> None:
+        if "measured" in job.notes:  # the test text is read once
+            return
+        from experiments.measuring import measure_kneser_ney, measure_model
+        from hmmlm.data.shards import Corpus
+
+        corpus = Corpus.open(self.corpus(job.row))
+        if job.row.kind == KNESER_NEY:
+            measured = measure_kneser_ney(corpus, self.stop.check)
+            job.note(seconds=measured.pop("seconds"), peak_bytes=None, workers=self.given.workers)
+        else:
+            measured = measure_model(job.folder, corpus, self.device, self.stop.check)
+        job.note(measured=measured)
+
+
+def cluster_file(folder: Path, row: Row) -> Path:
+    """The paths file that makes the blocks of a row."""
+    assert row.clusters is not None
+    method, number = row.clusters
+    return folder / f"{row.dataset}-{method}-{number}.paths"
+
+
+def make_jobs(
+    wanted: Sequence[tuple[str, Row]], lines: Sequence[Mapping[str, Any]], work: Path
+) -> list[Job]:
+    """The trainings of rows whose lines are not there, each once."""
+    jobs: dict[str, Job] = {}
+    for experiment, row in wanted:
+        if not is_done(lines, experiment, row):
+            job = jobs.setdefault(row.run, Job(row, [], work))
+            job.wanted.append((experiment, row))
+    return list(jobs.values())
+
+
+def main(
+    experiments: Mapping[str, Sequence[Row]], about: str, words: Sequence[str] | None = None
+) -> int:
+    """The command line of an experiment, or of several in one queue."""
+    given = _parse(about, words)
+    chosen = _choose(experiments, given)
+    if given.list:
+        for experiment, row in chosen:
+            print(f"{experiment}  {row.dataset}  {row.name}  {' '.join(row.changes)}")
+        return 0
+    stop = Stop() if given.seconds is None else Stop(time.monotonic() + given.seconds)
+    with ExitStack() as stack:
+        if given.work is None:
+            given.work = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        given.out = given.out or (given.work / "results.jsonl" if given.smoke else RESULTS)
+        (given.work / "runs").mkdir(parents=True, exist_ok=True)
+        runner = Runner(given, stop)
+        add_lines(given.out, take_over(read_lines(given.out), chosen))
+        jobs = make_jobs(chosen, read_lines(given.out), given.work)
+        _check_clusters(jobs, given)
+        for job in jobs:
+            runner.corpus(job.row)
+        stack.enter_context(stop.heard())
+        failed = _run_all(runner, jobs, given.workers)
+        lines = read_lines(given.out)
+    left = [f"{row.dataset}: {row.name}" for name, row in chosen if not is_done(lines, name, row)]
+    done = len(chosen) - len(left)
+    print(json.dumps({"rows": len(chosen), "done": done, "left": left, "failed": failed}))
+    return 1 if failed else 0
+
+
+def _run_all(runner: Runner, jobs: Sequence[Job], workers: int) -> list[str]:
+    """Runs jobs, some side by side; the last words of those that failed."""
+    failed = []
+    with ThreadPoolExecutor(workers) as pool:
+        waiting = [pool.submit(runner.run, job) for job in jobs]
+        for future in waiting:
+            while not future.done():  # signals are heard by this thread, between two looks
+                time.sleep(0.05)
+            try:
+                print(future.result(), flush=True)
+            except Failed as error:
+                failed.append(str(error))
+                print(error, file=sys.stderr, flush=True)
+    return failed
+
+
+def _parse(about: str, words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, help="a folder with ptb/ and wikitext-2/")
+    parser.add_argument("--work", type=Path, help="where texts, models and checkpoints are kept")
+    parser.add_argument("--out", type=Path, help=f"the lines; by default {RESULTS}")
+    parser.add_argument("--clusters", type=Path, help="a folder of paths files made before")
+    parser.add_argument("--row", action="append", help="a row by its name; may be repeated")
+    parser.add_argument("--dataset", choices=["ptb", "wikitext-2"])
+    parser.add_argument("--workers", type=int, default=1, help="trainings side by side")
+    parser.add_argument("--seconds", type=float, help="after which all stops, to go on later")
+    parser.add_argument("--epochs", type=int, help="other than a row's own")
+    parser.add_argument("--device", default="auto", help="as of hmmlm train")
+    parser.add_argument("--commit", help="what the code is, where there is no git")
+    parser.add_argument("--list", action="store_true", help="print the rows and run nothing")
+    parser.add_argument("--smoke", action="store_true", help="the built-in text, tiny, in seconds")
+    given = parser.parse_args(words)
+    if not (given.smoke or given.list) and (given.data is None or given.work is None):
+        parser.error("say where the texts are and where to work: --data DIR --work DIR")
+    if given.workers < 1:
+        parser.error(f"--workers is {given.workers} but must be at least 1")
+    return given
+
+
+def _choose(
+    experiments: Mapping[str, Sequence[Row]], given: argparse.Namespace
+) -> list[tuple[str, Row]]:
+    every = [(experiment, row) for experiment, rows in experiments.items() for row in rows]
+    names = list(dict.fromkeys(row.name for _, row in every))
+    if unknown := [name for name in given.row or () if name not in names]:
+        raise SystemExit(f"There is no row {unknown[0]!r}; there are: {'; '.join(names)}")
+    every = [
+        (experiment, row) for experiment, row in every if not given.row or row.name in given.row
+    ]
+    every = [pair for pair in every if given.dataset in (None, pair[1].dataset)]
+    if given.smoke:
+        every = [(experiment, row.shrink()) for experiment, row in every]
+    if given.epochs is not None:
+        every = [(experiment, replace(row, epochs=given.epochs)) for experiment, row in every]
+    return every
+
+
+def _check_clusters(jobs: Sequence[Job], given: argparse.Namespace) -> None:
+    """Refuses to begin where a paths file is missing, and says how to make all that are."""
+    if given.clusters is None or given.smoke:
+        return
+    missing = {}
+    for job in jobs:
+        if job.row.clusters is not None and not cluster_file(given.clusters, job.row).exists():
+            missing[cluster_file(given.clusters, job.row)] = job.row
+    if missing:
+        commands = [
+            f"hmmlm cluster --text {given.data / row.dataset} --method {row.clusters[0]} "
+            f"--clusters {row.clusters[1]} --out {path}"
+            for path, row in missing.items()
+            if row.clusters is not None
+        ]
+        raise SystemExit("Clusters are missing; make them with:\n" + "\n".join(commands))
+
+
+def _write_builtin(folder: Path) -> None:
+    from hmmlm.data.builtin import builtin_sentences
+    from hmmlm.data.shards import write_corpus
+    from hmmlm.data.tokenizer import Tokenizer
+
+    splits = {name: lines[:300] for name, lines in builtin_sentences().items()}
+    write_corpus(folder, Tokenizer.words(splits["train"], min_count=2), splits)
+
+
+def _commit() -> str:
+    from benchmarks.machine import describe
+
+    return describe()["commit"]
+
+
+def _device(name: str) -> str:
+    import torch
+
+    has_gpu = torch.cuda.is_available()
+    return ("cuda" if has_gpu else "cpu") if name == "auto" else name
