@@ -86,7 +86,9 @@ class Job:
         self.notes_file = self.folder.with_suffix(".json")
         self.notes: dict[str, Any] = {"seconds": 0.0}
         if self.notes_file.exists():
-            self.notes = json.loads(self.notes_file.read_text())
+            held = json.loads(self.notes_file.read_text())
+            if "measured" in held or self.folder.exists():  # else somebody wants it anew
+                self.notes = held
 
     def note(self, **facts: Any) -> None:
         self.notes |= facts
@@ -243,6 +245,8 @@ def main(
         if given.work is None:
             given.work = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         given.out = given.out or (given.work / "results.jsonl" if given.smoke else RESULTS)
+        if given.smoke and given.out.resolve() == RESULTS.resolve():
+            raise SystemExit(f"Lines of --smoke are no results: give another --out than {RESULTS}")
         (given.work / "runs").mkdir(parents=True, exist_ok=True)
         runner = Runner(given, stop)
         add_lines(given.out, take_over(read_lines(given.out), chosen))

@@ -1,17 +1,103 @@
 """Every experiment runs, in its smallest form."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent.parent
+TABLES = {"table1": 16, "figure3": 7, "table2": 3, "table3": 11, "table4": 10, "appendix_a2": 7}
+"""The files of Chiu & Rush 2020 and how many rows they have."""
+
+
+def command(module: str, *words: str) -> list[str]:
+    return [sys.executable, "-m", f"experiments.{module}", *words]
+
+
+def run(module: str, *words: str) -> dict:
+    """The last line of an experiment, which is JSON."""
+    done = subprocess.run(command(module, *words), capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def read(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_demo_settings(tmp_path: Path) -> None:
     out = tmp_path / "results.jsonl"
-    command = [sys.executable, "-m", "experiments.demo_settings", "--smoke", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(
+        command("demo_settings", "--smoke", "--out", str(out)), capture_output=True, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    lines = read(out)
     assert len(lines) == 2 and all(50 < line["test"] < 300 for line in lines)
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory) -> Path:
+    """One folder for all tables: those of the same settings share a training there."""
+    return tmp_path_factory.mktemp("work")
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_tables_of_chiu_and_rush(table: str, work: Path) -> None:
+    said = run(f"chiu_rush_2020.{table}", "--smoke", "--work", str(work), "--workers", "2")
+    assert said == {"rows": TABLES[table], "done": TABLES[table], "left": [], "failed": []}
+    lines = [line for line in read(work / "results.jsonl") if line["experiment"].endswith(table)]
+    assert len(lines) == 2 * TABLES[table]
+    assert {line["mode"] for line in lines} == {"sentence", "streaming"}
+    for line in lines:
+        assert 10 < line["val"] < 600 and 10 < line["test"] < 600 and 1 < line["train"] < 600
+        assert (line["tokens_val"], line["tokens_test"]) == (2802, 5527)
+        assert line["ms_eval_batch"] > 0 and line["parameters"] > 1000
+
+
+def test_the_page_of_all_tables(work: Path) -> None:
+    """After the tests above; all is there, and what stands there is what the lines say."""
+    page = work / "docs/results.md"
+    said = run("report", "--lines", str(work / "results.jsonl"), "--out", str(page))
+    assert said["lines"] == 2 * sum(TABLES.values())
+    text = page.read_text()
+    assert "not run yet" not in text and "A rehearsal" in text
+    val = next(line["val"] for line in read(work / "results.jsonl") if line["row"] == "KN 5-gram")
+    assert f"**{val:.1f}**" in text
+    for name in ("figure3.svg", "figure4.svg"):
+        assert f"({name})" in text and (page.parent / name).read_text().startswith("<?xml")
+
+
+def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
+    words = ["--smoke", "--work", str(tmp_path), "--row=2x256 LSTM", "--dataset=ptb"]
+    words += ["--epochs=40", "--device=cpu"]
+    module = "chiu_rush_2020.table1"
+    with subprocess.Popen(
+        command(module, *words), cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        ends = time.monotonic() + 60
+        while time.monotonic() < ends and not _steps(tmp_path):
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        said = json.loads(process.stdout.read().splitlines()[-1])
+    assert process.returncode == 0 and said["left"] == ["ptb: 2x256 LSTM"]
+    steps, (notes,) = _steps(tmp_path), (tmp_path / "runs").glob("*.json")
+    seconds = json.loads(notes.read_text())["seconds"]
+    assert 0 < steps < 2120 and seconds > 0 and not (tmp_path / "results.jsonl").exists()
+    assert run(module, *words)["left"] == []
+    (out,) = (tmp_path / "runs").glob("*.out")
+    assert f"going on after step {steps:,} of 2,120" in out.read_text()
+    lines = read(tmp_path / "results.jsonl")
+    assert len(lines) == 2 and all(line["seconds"] > seconds for line in lines)
+    assert lines[0]["epochs"] == 40 and _steps(tmp_path) == 2120
+    assert run(module, *words)["done"] == 1 and len(read(tmp_path / "results.jsonl")) == 2
+
+
+def _steps(work: Path) -> int:
+    """The steps that are written down."""
+    files = list((work / "runs").glob("*/metrics.jsonl"))
+    return len(files[0].read_text().splitlines()) if files else 0

@@ -1,0 +1,227 @@
+"""python -m experiments.report: docs/results.md and its figures, out of the lines of all runs."""
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from experiments.chiu_rush_2020 import tables
+from experiments.chiu_rush_2020.claims import Found, judge
+from experiments.results import MODES, read_lines
+from experiments.runner import RESULTS
+
+Line = Mapping[str, Any]
+PAGE = Path(__file__).parents[1] / "docs/results.md"
+
+HEAD = """# Results
+
+Beside each number of Chiu & Rush 2020 stands ours. `python -m experiments.report` makes this page
+of [{lines}]({link}), one line for each run and evaluation mode; how to run it again:
+[experiments/README.md](../experiments/README.md), what was tried:
+[experiments/LOG.md](../experiments/LOG.md).
+
+Perplexities are read in two ways, by *sentence* and *streaming* ([evaluation.md](evaluation.md));
+the paper's way is streaming. **Bold** is the way that a model was trained for. Every number is of
+the weights that were best on validation, tested once; `train` is by sentence. Where a cell is
+empty the paper has no number, or there is none.
+
+A step is the median of a training's steps with the loop around it. A batch is the time to score
+16 x 32 tokens with the state carried, tables at hand. Where rows ran side by side on one device
+("at once"), times are longer than alone. Seconds are those of the training processes, start and
+validation included.
+"""
+
+COLUMNS = (
+    "row", "text", "parameters", "paper val", "val, sentence", "val, streaming", "paper test",
+    "test, sentence", "test, streaming", "paper train", "train", "step, ms", "batch, ms", "epochs",
+    "seconds", "at once",
+)  # fmt: skip
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lines", type=Path, default=RESULTS, help="what the runner wrote")
+    parser.add_argument("--out", type=Path, default=PAGE, help="the page; figures go beside it")
+    given = parser.parse_args(words)
+    lines = read_lines(given.lines)
+    is_rehearsed = any(line["config"]["text"] != line["dataset"] for line in lines)
+    if is_rehearsed and given.out.resolve() == PAGE.resolve():
+        raise SystemExit(f"{given.lines} has lines of --smoke, which are no results; give --out.")
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    pictures = _draw(lines, given.out.parent)
+    given.out.write_text(page(lines, pictures, given.lines))
+    runs = {line["config"]["run"] for line in lines}
+    print(json.dumps({"page": str(given.out), "lines": len(lines), "runs": len(runs)}))
+    return 0
+
+
+def page(lines: Sequence[Line], pictures: Mapping[str, str], source: Path) -> str:
+    link = f"../experiments/results/{source.name}"
+    parts = [HEAD.format(lines=source.name, link=link)]
+    if any(line["config"]["text"] != line["dataset"] for line in lines):
+        parts.append("A rehearsal: some lines are of tiny models of the built-in text.\n")
+    parts.append(_claims(lines))
+    for experiment, module in tables().items():
+        parts.append(_table(module, lines))
+        if experiment in pictures:
+            parts.append(f"![{_title(module)}]({pictures[experiment]})\n")
+        parts += [_runs(experiment, lines), _deviations(module)]
+    return "\n".join(part for part in parts if part)
+
+
+def _claims(lines: Sequence[Line]) -> str:
+    rows = [
+        f"| {_cell(made.claim)} | {made.word} | {_cell(made.numbers)} |" for made in judge(lines)
+    ]
+    return "\n".join(["## Claims", "| | | |", "|---|---|---|", *rows, ""])
+
+
+def _title(module: ModuleType) -> str:
+    return (module.__doc__ or "").splitlines()[0].rstrip(".")
+
+
+def _deviations(module: ModuleType) -> str:
+    """The list at the top of the file."""
+    text = (module.__doc__ or "").partition("Deviations from the paper:\n")[2]
+    return f"Deviations:\n\n{text.strip()}\n" if text else ""
+
+
+def _table(module: ModuleType, lines: Sequence[Line]) -> str:
+    head = ["", f"## {_title(module)}", f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+    found = Found(lines)
+    for row in module.ROWS:
+        held = {
+            line["mode"]: line
+            for line in found.lines.values()
+            if (line["experiment"], line["row"], line["dataset"])
+            == (module.EXPERIMENT, row.name, row.dataset)
+        }
+        paper = {
+            "paper val": _number(row.paper_val),
+            "paper test": _number(row.paper_test),
+            "paper train": _number(row.paper_train),
+        }
+        cells = {"row": _cell(row.name), "text": row.dataset, **paper, **_cells(held)}
+        head.append("| " + " | ".join(cells.get(name, "") for name in COLUMNS) + " |")
+    return "\n".join([*head, ""])
+
+
+def _cells(held: Mapping[str, Line]) -> dict[str, str]:
+    """What a table says of the lines of a row, one for each mode."""
+    if not held:
+        return {"val, sentence": "not run yet"}
+    any_line = next(iter(held.values()))
+    cells = {
+        "parameters": f"{any_line['parameters']:,}",
+        "train": _number(any_line["train"]),
+        "step, ms": _number(any_line["ms_train_step"], 2),
+        "batch, ms": _number(any_line["ms_eval_batch"], 2),
+        "epochs": str(any_line["epochs"]),
+        "seconds": f"{any_line['seconds']:,.0f}",
+        "at once": str(any_line["config"]["workers"]),
+    }
+    for mode, line in held.items():
+        mark = "**" if line["config"]["trained_for"] == mode else ""
+        for split in ("val", "test"):
+            cells[f"{split}, {mode}"] = f"{mark}{_number(line[split])}{mark}"
+    return cells
+
+
+def _runs(experiment: str, lines: Sequence[Line]) -> str:
+    """Where the lines of an experiment come from."""
+    of_it = [line for line in lines if line["experiment"] == experiment]
+    if not of_it:
+        return ""
+    devices, commits, seeds, texts = (
+        ", ".join(dict.fromkeys(str(value) for value in values))
+        for values in (
+            (line["device"] for line in of_it),
+            (line["commit"] for line in of_it),
+            (line["seed"] for line in of_it),
+            (
+                f"{line['config']['text']} {line['tokens_val']:,} / {line['tokens_test']:,}"
+                for line in of_it
+            ),
+        )
+    )
+    return f"Device: {devices}. Commit: {commits}. Seed: {seeds}. Tokens, val / test: {texts}.\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _number(value: float | None, digits: int = 1) -> str:
+    return "" if value is None else f"{value:,.{digits}f}"
+
+
+def _draw(lines: Sequence[Line], folder: Path) -> dict[str, str]:
+    """The figures of which there are two points at least, by experiment."""
+    from experiments.chiu_rush_2020 import figure3, table4
+
+    found, made = Found(lines), {}
+    sizes = found.some("figure3", (row.name for row in figure3.ROWS))
+    ours = {row.states: sizes[row.name]["val"] for row in figure3.ROWS if row.name in sizes}
+    paper = {row.states: row.paper_val for row in figure3.ROWS if row.paper_val and row.states}
+    if len(ours) > 1:
+        curves = {"ours": ours, "the paper, where printed": paper}
+        label = f"validation perplexity, {_modes(sizes.values())}"
+        _save(folder / "figure3.svg", curves, "states, half of them kept", label)
+        made[figure3.EXPERIMENT] = "figure3.svg"
+    curves, modes = {}, []
+    for kind, name in (("independent", "independent"), ("+ block emb", "factored")):
+        names = {blocks: f"{kind}, M = {blocks}" for blocks in table4.BLOCKS}
+        rows = found.some("table4", names.values())
+        curves[name] = {m: rows[row]["val"] for m, row in names.items() if row in rows}
+        modes += rows.values()
+    if max(map(len, curves.values())) > 1:
+        curves["the paper, independent"] = table4.BLOCKS
+        curves["the paper, factored"] = {128: 136.0}
+        label = f"validation perplexity, {_modes(modes)}"
+        _save(folder / "figure4.svg", curves, "blocks, 16,384 states", label)
+        made[table4.EXPERIMENT] = "figure4.svg"
+    return made
+
+
+def _modes(lines: Iterable[Line]) -> str:
+    used = {line["mode"] for line in lines}
+    return " and ".join(mode for mode in MODES if mode in used)
+
+
+def _save(path: Path, curves: Mapping[str, Mapping[int, float]], across: str, up: str) -> None:
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    from hmmlm.explore.curves import COLOURS, FAINT, GREY
+
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained", facecolor="white")
+    axes = figure.subplots()
+    own = iter(COLOURS)
+    for name, points in curves.items():
+        is_paper = "paper" in name
+        colour, dashes = (GREY, "--") if is_paper else (next(own), "-")
+        places, values = list(points), list(points.values())
+        mark = "s" if name == "the paper, factored" else "o"
+        axes.plot(places, values, color=colour, linestyle=dashes, marker=mark, ms=4, label=name)
+        for place, value in points.items():
+            above = {"xytext": (0, -14 if is_paper else 8), "textcoords": "offset points"}
+            axes.annotate(f"{value:.0f}" if is_paper else f"{value:.1f}", (place, value),
+                          fontsize=8, color=colour, ha="center", **above)  # fmt: skip
+    ticks = sorted({place for points in curves.values() for place in points})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks], fontsize=8)
+    axes.minorticks_off()
+    axes.margins(y=0.15)
+    axes.set_xlabel(across)
+    axes.set_ylabel(up)
+    axes.grid(color=FAINT)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    with rc_context({"svg.hashsalt": "hmmlm"}):  # the same lines, the same file
+        figure.savefig(path, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,205 @@
+"""Rows of the experiments, their lines, and what is said of them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from experiments.chiu_rush_2020 import figure3, table1, table2, table3, table4, tables
+from experiments.chiu_rush_2020.claims import judge
+from experiments.measuring import ms_of_step
+from experiments.report import main as report
+from experiments.report import page
+from experiments.results import KEYS, MODES, add_lines, is_done, make_lines, read_lines, take_over
+from experiments.rows import KNESER_NEY, Row
+from experiments.runner import cluster_file, main, make_jobs
+
+from hmmlm.baselines.kinds import NEURAL
+from hmmlm.train.config import make_config, validation_mode
+from hmmlm.train.estimate import count_parameters
+from hmmlm.train.loop import Progress
+from hmmlm.train.tables import override
+
+EVERY = [(name, row) for name, module in tables().items() for row in module.ROWS]
+DIGITS = {"ptb": (73_760, 82_430), "wikitext-2": (217_646, 245_569)}
+
+
+def row_of(module, name: str, dataset: str = "ptb") -> Row:
+    (found,) = (row for row in module.ROWS if (row.name, row.dataset) == (name, dataset))
+    return found
+
+
+def lines_of(module, row: Row, val: float = 100.0, **facts) -> list[dict]:
+    """The lines of a row as if it had run."""
+    tokens = dict(zip(("tokens_val", "tokens_test"), DIGITS[row.dataset], strict=True))
+    measured = {"parameters": 7, "train": 80.0, "ms_train_step": 2.0, "ms_eval_batch": 1.0}
+    measured |= {"tokens_trained": 9, "epochs": row.epochs, "device": "NVIDIA H200", **tokens}
+    measured |= {"modes": {mode: {"val": val, "test": val - 9} for mode in MODES}, **facts}
+    notes = {"measured": measured, "peak_bytes": 5, "seconds": 20.04, "workers": 3}
+    return make_lines([(module.EXPERIMENT, row)], notes, "abc")
+
+
+@pytest.mark.parametrize(("name", "row"), EVERY, ids=lambda part: getattr(part, "name", ""))
+def test_every_row_is_a_training(name: str, row: Row) -> None:
+    """Its settings go together, its batches hold 512 tokens or a baseline's, its mode is theirs."""
+    for one in (row, row.shrink()):
+        if one.kind != KNESER_NEY:
+            config = make_config(override({}, one.changes), NEURAL)
+            assert config.seed == 1111 and config.train.epochs == one.epochs
+            mode = validation_mode(config.data)
+            assert mode == row.mode or (mode.startswith("window") and row.mode == "streaming")
+            if row.kind == "mlp" and one is row:
+                assert config.data.batch_size * config.data.length == 512
+
+
+def test_a_row_has_one_name_in_its_table() -> None:
+    names = [(name, row.name, row.dataset) for name, row in EVERY]
+    assert len(set(names)) == len(names) == 54
+
+
+def test_numbers_of_the_paper() -> None:
+    """Parameters come to its 11.4M and 17.3M; of hmm-lm's, ours lack those of `<pad>`."""
+    for dataset, words, number in (("ptb", 10_000, 11_355_410), ("wikitext-2", 33_278, 17_337_856)):
+        row = row_of(table1, "VL-HMM 2^15 (faithful)", dataset)
+        config = make_config(override({}, row.changes))
+        assert count_parameters(config, words) == number - 257
+    printed = {row.name: (row.paper_train, row.paper_val) for row in table2.ROWS}
+    assert printed["- neural param"] == (119, 169) and printed["- state dropout"] == (88, 157)
+    assert [row.paper_val for row in table3.ROWS] == [
+        137, 138, 134, 136, 180, 182, 194, 150, 142, 146, 136,
+    ]  # fmt: skip
+
+
+def test_rows_of_the_same_settings_share_a_training(tmp_path: Path) -> None:
+    full, size = row_of(table2, "VL-HMM 2^14"), row_of(figure3, "2^14 states")
+    assert full.run == size.run == row_of(table3, "Brown 16384, M = 128").run
+    turned = replace(full, settings=full.settings[::-1])
+    assert turned.run == full.run != replace(full, epochs=3).run
+    wanted = [(table2.EXPERIMENT, full), (figure3.EXPERIMENT, size)]
+    (job,) = make_jobs(wanted, [], tmp_path)
+    assert job.wanted == wanted
+    done = lines_of(table2, full)
+    (other,) = take_over(done, wanted)[:1]
+    assert other["experiment"] == figure3.EXPERIMENT and other["row"] == "2^14 states"
+    assert other["val"] == done[0]["val"] and other["paper_train"] is None
+    assert not make_jobs(wanted, [*done, *take_over(done, wanted)], tmp_path)
+    with pytest.raises(ValueError, match=r"x sets \['data.length'\] twice"):
+        Row("x", "ptb", settings=("data.length=3", "data.length=4"))
+
+
+def test_a_line_for_each_mode(tmp_path: Path) -> None:
+    row = row_of(table1, "VL-HMM 2^15 (packed)")
+    add_lines(tmp_path / "lines", lines_of(table1, row))
+    lines = read_lines(tmp_path / "lines")
+    assert [line["mode"] for line in lines] == ["sentence", "streaming"]
+    assert all(tuple(line) == KEYS for line in lines)
+    assert lines[0]["seconds"] == 20.0 and lines[0]["config"]["settings"] == row.changes
+    assert is_done(lines, table1.EXPERIMENT, row)
+    assert not is_done(lines[:1], table1.EXPERIMENT, row)
+    assert not is_done(lines, table1.EXPERIMENT, replace(row, epochs=2))
+    assert not is_done(lines, figure3.EXPERIMENT, row)
+
+
+def test_notes_outlive_the_process_but_not_the_run(tmp_path: Path) -> None:
+    wanted = [(figure3.EXPERIMENT, figure3.ROWS[0])]
+    (job,) = make_jobs(wanted, [], tmp_path)
+    job.folder.mkdir(parents=True)
+    job.note(seconds=4.0, trained=True)
+    assert make_jobs(wanted, [], tmp_path)[0].notes == {"seconds": 4.0, "trained": True}
+    job.folder.rmdir()
+    assert make_jobs(wanted, [], tmp_path)[0].notes == {"seconds": 0.0}
+
+
+def test_files_of_clusters(tmp_path: Path, capsys) -> None:
+    """Unless `<eos>` and `<unk>` share blocks as in hmm-lm, two of them are no clusters."""
+    faithful, packed = (row_of(table1, f"VL-HMM 2^15 ({how})") for how in ("faithful", "packed"))
+    assert cluster_file(tmp_path, faithful).name == "ptb-brown-128.paths"
+    assert cluster_file(tmp_path, packed).name == "ptb-brown-126.paths"
+    assert row_of(table3, "Uniform 8192, k = 128").clusters is None
+    words = ["--data", "texts", "--work", str(tmp_path), "--clusters", str(tmp_path), "--commit=x"]
+    with pytest.raises(SystemExit) as error:
+        main({figure3.EXPERIMENT: figure3.ROWS}, "", [*words, "--out", str(tmp_path / "lines")])
+    assert "hmmlm cluster --text texts/ptb --method brown --clusters 128" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--smoke", "--row=nothing"], "There is no row 'nothing'; there are: 2\\^10 states; 2"),
+        (["--data=gone", "--work=WORK", "--out=WORK/x", "--commit=x"], "gone has no folder ptb"),
+        (["--smoke", "--work=WORK", "--out=experiments/results/chiu_rush_2020.jsonl"], "are no re"),
+    ],
+)
+def test_what_is_refused(words: list[str], message: str, tmp_path: Path) -> None:
+    words = [word.replace("WORK", str(tmp_path)) for word in words]
+    with pytest.raises(SystemExit, match=message):
+        main({figure3.EXPERIMENT: figure3.ROWS}, "", words)
+
+
+def test_rows_are_listed_and_no_time_is_no_row(tmp_path: Path, capsys) -> None:
+    assert main({table1.EXPERIMENT: table1.ROWS}, "", ["--list", "--dataset=ptb"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 8
+    words = ["--smoke", "--work", str(tmp_path), "--seconds=0", "--row=KN 5-gram"]
+    assert main({table1.EXPERIMENT: table1.ROWS}, "", words) == 0
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert said["left"] == ["ptb: KN 5-gram", "wikitext-2: KN 5-gram"] and said["done"] == 0
+    assert not (tmp_path / "results.jsonl").exists()
+
+
+def test_the_time_of_a_step_is_the_median_of_the_steady_part() -> None:
+    ends = [9.0, 9.5, 9.7, 9.9, 12.0, 12.2, 12.4, 12.6, 12.8, 13.0, 13.2]
+    steps = [
+        Progress(n, 11, 1, 1.0, 2.7, 10 * n, 10 * n / end, 0.1, None)
+        for n, end in enumerate(ends, 1)
+    ]
+    assert ms_of_step(steps) == pytest.approx(200, abs=1e-3)
+    assert ms_of_step(steps[:1]) is None
+
+
+def test_claims_are_computed() -> None:
+    def verdict(lines: list[dict], begins: str):
+        (found,) = (one for one in judge(lines) if one.claim.startswith(begins))
+        return found.word, found.numbers
+
+    assert all(one.word == "not run yet" and not one.numbers for one in judge([]))
+    packed, bar = row_of(table1, "VL-HMM 2^15 (packed)"), "VL-HMM 2^15 (packed) on ptb"
+    good = lines_of(table1, packed, 124.0)
+    assert verdict(good, bar) == ("holds", "124.0 / 115.0, sentence")
+    assert verdict(lines_of(table1, packed, 125.1), bar)[0] == "does not"
+    assert verdict(lines_of(table1, packed, 124.0, tokens_val=5), bar) == (
+        "does not",
+        "124.0 / 115.0, sentence, of 5 / 82,430 tokens",
+    )
+    assert verdict(good, "The whole PTB training")[0] == "holds"
+    sizes = [line for n, row in enumerate(figure3.ROWS) for line in lines_of(figure3, row, 99 - n)]
+    assert verdict(sizes, "More states")[0] == "holds"
+    assert verdict(sizes, "Gains per doubling")[0] == "does not"  # one less each time
+    again = [*sizes, *lines_of(figure3, figure3.ROWS[0], 50.0)]
+    assert verdict(again, "More states")[0] == "does not"  # the newest line counts
+
+
+def test_a_page_without_lines_has_no_number_of_ours(tmp_path: Path) -> None:
+    text = page([], {}, tmp_path / "none.jsonl")
+    assert text.count("not run yet") >= len(EVERY)
+    assert "| HMM \\|Z\\| = 900 | ptb |  | 284.6 | not run yet |" in text
+    assert "Deviations:" in text and "embeddings N(0, 1)" in text
+
+
+def test_a_page_with_figures(tmp_path: Path) -> None:
+    lines = [line for row in figure3.ROWS[:3] for line in lines_of(figure3, row, 150.25)]
+    lines += [line for row in table4.ROWS for line in lines_of(table4, row, 140.5)]
+    add_lines(tmp_path / "lines.jsonl", lines)
+    words = ["--lines", str(tmp_path / "lines.jsonl"), "--out", str(tmp_path / "docs/page.md")]
+    assert report(words) == 0
+    text = (tmp_path / "docs/page.md").read_text()
+    assert "| 2^10 states | ptb | 7 |  | **150.2** | 150.2 |" in text
+    assert "![Figure 3" in text and "(figure3.svg)" in text and "(figure4.svg)" in text
+    assert "Device: NVIDIA H200. Commit: abc. Seed: 1111." in text and "rehearsal" not in text
+    drawn = (tmp_path / "docs/figure3.svg").read_bytes()
+    assert report(words) == 0 and (tmp_path / "docs/figure3.svg").read_bytes() == drawn
+
+
+def test_lines_of_a_rehearsal_are_no_results(tmp_path: Path) -> None:
+    add_lines(tmp_path / "lines", lines_of(figure3, figure3.ROWS[0].shrink()))
+    with pytest.raises(SystemExit, match="has lines of --smoke, which are no results; give --out"):
+        report(["--lines", str(tmp_path / "lines")])
