@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -22,6 +23,7 @@ from typing import Any
 
 from experiments.results import add_lines, is_done, make_lines, read_lines, take_over
 from experiments.rows import BUILTIN, KNESER_NEY, Row
+from hmmlm.errors import InputError
 
 RESULTS = Path(__file__).parent / "results/chiu_rush_2020.jsonl"
 TO_STOP = 120
@@ -170,7 +172,7 @@ class Runner:
             raise Stopped
         else:
             words = job.folder.with_suffix(".log").read_text().strip().splitlines() or ["nothing"]
-            raise Failed(f"{job.row.name} ({job.row.dataset}) ended with {status}: {words[-1]}")
+            raise Failed(f"training ended with {status}: {words[-1]}")
 
     def _wait(self, process: subprocess.Popen[bytes], job: Job) -> int:
         """Until it ends; its seconds are written down while it runs."""
@@ -268,14 +270,17 @@ def _run_all(runner: Runner, jobs: Sequence[Job], workers: int) -> list[str]:
     failed = []
     with ThreadPoolExecutor(workers) as pool:
         waiting = [pool.submit(runner.run, job) for job in jobs]
-        for future in waiting:
+        for job, future in zip(jobs, waiting, strict=True):
             while not future.done():  # signals are heard by this thread, between two looks
                 time.sleep(0.05)
-            try:
+            error = future.exception()
+            if error is None:
                 print(future.result(), flush=True)
-            except Failed as error:
-                failed.append(str(error))
-                print(error, file=sys.stderr, flush=True)
+                continue
+            if not isinstance(error, Failed | InputError):
+                traceback.print_exception(error)
+            failed.append(f"{job.row.name} ({job.row.dataset}): {error}")
+            print(failed[-1], file=sys.stderr, flush=True)
     return failed
 
 

@@ -15,6 +15,7 @@ from experiments.rows import KNESER_NEY, Row
 from experiments.runner import cluster_file, main, make_jobs
 
 from hmmlm.baselines.kinds import NEURAL
+from hmmlm.errors import InputError
 from hmmlm.train.config import make_config, validation_mode
 from hmmlm.train.estimate import count_parameters
 from hmmlm.train.loop import Progress
@@ -144,6 +145,18 @@ def test_rows_are_listed_and_no_time_is_no_row(tmp_path: Path, capsys) -> None:
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert said["left"] == ["ptb: KN 5-gram", "wikitext-2: KN 5-gram"] and said["done"] == 0
     assert not (tmp_path / "results.jsonl").exists()
+
+
+def test_a_row_that_fails(tmp_path: Path, capsys, monkeypatch) -> None:
+    def refuse(*_) -> dict:
+        raise InputError("Rows sum to two.")
+
+    monkeypatch.setattr("experiments.measuring.measure_kneser_ney", refuse)
+    words = ["--smoke", "--work", str(tmp_path), "--dataset=ptb", "--row=KN 5-gram"]
+    assert main({table1.EXPERIMENT: table1.ROWS}, "", words) == 1
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert said["failed"] == ["KN 5-gram (ptb): Rows sum to two."]
+    assert said["done"] == 0 and said["left"] == ["ptb: KN 5-gram"]
 
 
 def test_the_time_of_a_step_is_the_median_of_the_steady_part() -> None:

@@ -97,6 +97,18 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
     assert run(module, *words)["done"] == 1 and len(read(tmp_path / "results.jsonl")) == 2
 
 
+def test_a_training_that_fails(tmp_path: Path) -> None:
+    words = ["--smoke", "--work", str(tmp_path), "--dataset=ptb", "--epochs=0"]
+    words += ["--row=2x256 LSTM", "--row=KN 5-gram"]
+    told = subprocess.run(
+        command("chiu_rush_2020.table1", *words), capture_output=True, text=True, cwd=ROOT
+    )
+    said = json.loads(told.stdout.splitlines()[-1])
+    assert told.returncode == 1 and said["left"] == ["ptb: 2x256 LSTM"] and said["done"] == 1
+    message = "training ended with 2: hmmlm: epochs is 0 but must be at least 1."
+    assert said["failed"] == [f"2x256 LSTM (ptb): {message}"]
+
+
 def _steps(work: Path) -> int:
     """The steps that are written down."""
     files = list((work / "runs").glob("*/metrics.jsonl"))
