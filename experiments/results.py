@@ -50,6 +50,7 @@ def make_lines(
             "settings": row.changes,
             "trained_for": row.mode,
             "train_mode": "sentence",
+            "clusters": notes.get("clusters"),  # the file, or None: made by the training
             "workers": notes["workers"],
         }
         for mode in MODES:

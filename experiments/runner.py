@@ -150,7 +150,9 @@ class Runner:
         command = [sys.executable, "-m", "hmmlm", "train", str(corpus), "--out", str(job.folder)]
         command += ["--resume-if-begun", "--json", "--device", self.device]
         command += [f"--set={change}" for change in self._changes(job.row)]
-        job.note(workers=self.given.workers)
+        has_file = job.row.clusters is not None and self.given.clusters is not None
+        made_of = cluster_file(self.given.clusters, job.row).name if has_file else None
+        job.note(workers=self.given.workers, clusters=made_of)
         environment = dict(os.environ)
         share = max(1, (os.cpu_count() or 1) // self.given.workers)
         environment.setdefault("OMP_NUM_THREADS", str(share))
