@@ -137,7 +137,8 @@ def test_the_same_command_again(place, call, stop_at, monkeypatch):
     assert over.status == 0
     said, facts = over.out.splitlines()
     assert said == "run was trained to its end before; there is nothing left to do."
-    assert json.loads(facts) == {"folder": "run", "steps": 0, "seconds": 0.0, "val": None}
+    nothing = {"steps": 0, "seconds": 0.0, "val": None, "peak_bytes": None}
+    assert json.loads(facts) == {"folder": "run", **nothing}
     assert tree(place) == before
     answer = call(*how)
     assert answer.status == 2 and "run already exists and is never overwritten" in answer.err
