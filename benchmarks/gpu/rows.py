@@ -1,8 +1,9 @@
 """Row sums: how far sum_z' p(z' | z) is from one, as inference sees it, over 1,000 random rows.
 
 The tiles are those of inference, by kernel and plain, under a normaliser by kernel and plain, in
-each precision, but both by the same in tf32; the sums are taken in float64. `rows-z32768` has factors from N(0, 1), wider than
-those of a trained network, in 128 blocks, or those of `--checkpoint`.
+each precision, but both by the same in tf32; the sums are taken in float64. `rows-z32768` has
+factors from N(0, 1), wider than those of a trained network, in 128 blocks, or those of
+`--checkpoint`.
 """
 
 import re
