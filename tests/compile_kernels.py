@@ -109,7 +109,7 @@ def main() -> int:
     for width in (64, 128, 256):
         inputs, weight = torch.zeros(70, width, requires_grad=True), torch.zeros(width, width)
         layers = [weight, weight[0], weight, weight[0], weight[0], weight[0]]
-        residual.Residual.apply(inputs, *layers, 1e-5, narrow.dtype).sum().backward()
+        residual.Residual.apply(inputs, *layers, 1e-5, narrow).sum().backward()
     for slots in (16, 50, 64, 128, 200, 256, 512, 1024):
         support = Support.from_clusters([0, 1, 1, 0], slots)
         states = support.num_states

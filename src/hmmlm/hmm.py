@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hmmlm.errors import InputError
+from hmmlm.products import full_products
 from hmmlm.support import Support
 from hmmlm.transitions import Dense, Factored, Transitions
 
@@ -183,6 +184,7 @@ class HMM:
             return states
         return torch.where(states >= 0, self.state_ids[states.clamp(min=0)], -1)
 
+    @full_products()
     def long_run(self, *, rounds: int = 200) -> Float[Tensor, " Z"]:
         """p(z_t) far from the start: the stationary distribution, reached from p(z1).
 

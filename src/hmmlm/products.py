@@ -2,18 +2,17 @@
 
 Tensor cores read 11 of the 24 digits of a float32 (tf32), 8 of a bfloat16. Products of such numbers
 are made where they are asked for, of factors that were rounded first; and nowhere else, whatever a
-process has set for torch.
+process has set for torch, or for the code that it calls us from (autocast).
 """
 
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-
-_wanted = ContextVar("wanted", default=False)
 
 
 class Operand(NamedTuple):
@@ -41,17 +40,21 @@ TF32 = Operand(torch.float32, "tf32")
 BF16 = Operand(torch.bfloat16, "tf32")
 
 
+_wanted = ContextVar("wanted", default=FLOAT32)
+
+
 def wanted_operand(place: str) -> Operand:
     """What factors are rounded to here, on a type of device: `FLOAT32` where nothing was said."""
     if torch.is_autocast_enabled(place):
-        return Operand(torch.get_autocast_dtype(place), "tf32")
-    return TF32 if _wanted.get() else FLOAT32
+        dtype = torch.get_autocast_dtype(place)
+        return FLOAT32 if dtype == torch.float32 else Operand(dtype, "tf32")
+    return _wanted.get()
 
 
 @contextmanager
 def tf32_products() -> Iterator[None]:
     """Within it models round factors to tf32."""
-    before = _wanted.set(True)
+    before = _wanted.set(TF32)
     try:
         yield
     finally:
@@ -67,16 +70,57 @@ def round_to_tf32(values: Tensor) -> Tensor:
     return torch.where(values.isfinite(), rounded, values)
 
 
+class _Full:
+    """Torch's settings of products while someone, on whatever thread, wants them in full.
+
+    They belong to the process: the first to come notes and changes them, the last to go puts them
+    back. What a setting only inherits it inherits again.
+    """
+
+    def __init__(self) -> None:
+        self.lock, self.inside, self.before = threading.Lock(), 0, {}
+
+    def enter(self) -> None:
+        with self.lock:
+            self.inside += 1
+            if self.inside == 1:
+                for place, parent in _settings():
+                    if (found := place.fp32_precision) not in ("ieee", "none"):
+                        inherits = found == parent.fp32_precision
+                        self.before[place] = "none" if inherits else found
+                        place.fp32_precision = "ieee"
+
+    def leave(self) -> None:
+        with self.lock:
+            self.inside -= 1
+            if self.inside == 0:
+                for place, found in self.before.items():
+                    place.fp32_precision = found
+                self.before = {}
+
+
+def _settings() -> tuple[tuple[Any, Any], ...]:
+    """Where torch keeps the precision of products, each with what it inherits from."""
+    backends: Any = torch.backends  # part of which its stubs do not know
+    return (
+        (backends.cuda.matmul, backends),
+        (backends.mkldnn.matmul, backends.mkldnn),
+        (backends.cudnn.rnn, backends.cudnn),
+    )
+
+
+_full = _Full()
+
+
 @contextmanager
 def full_products() -> Iterator[None]:
-    """Within it torch's products of float32 numbers, and LSTMs, read all their digits."""
-    backends: Any = torch.backends  # part of which its stubs do not know
-    places = backends.cuda.matmul, backends.mkldnn.matmul, backends.cudnn.rnn
-    before = [place.fp32_precision for place in places]
+    """Within it products of float32 numbers, and LSTMs, read all digits, under autocast too."""
+    _full.enter()
     try:
-        for place in places:
-            place.fp32_precision = "ieee"
-        yield
+        with ExitStack() as stack:
+            for place in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(place):
+                    stack.enter_context(torch.autocast(place, enabled=False))
+            yield
     finally:
-        for place, precision in zip(places, before, strict=True):
-            place.fp32_precision = precision
+        _full.leave()

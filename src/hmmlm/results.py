@@ -25,7 +25,7 @@ class Belief(NamedTuple):
         """The same with no states named in fresh rows, where they mean nothing."""
         fresh = self.fresh[:, None]
         states = torch.where(fresh, -1, self.states)
-        return Belief(states, torch.where(fresh, -torch.inf, self.log_probs), self.fresh)
+        return Belief(states, torch.where(fresh, -torch.inf, self.log_probs), self.fresh.clone())
 
     def select(self, rows: Tensor) -> "Belief":
         """The belief of some rows, by index or mask: forks, reorders or drops rows."""

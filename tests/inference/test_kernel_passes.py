@@ -322,6 +322,26 @@ def test_a_gradient_whose_kernel_fails(monkeypatch) -> None:
     close(ours, truth.cpu())
 
 
+@pytest.mark.parametrize("implementation", ["kernel", "scaled", "reference"])
+def test_a_gradient_is_of_what_was_asked(implementation: str) -> None:
+    """Also where the caller has used the tensors for something else since."""
+    hmm = make_hmm(BLOCKS, "dense", dtype=torch.float32).to(DEVICE)
+    hmm.log_emit.requires_grad_()
+    belief = inference.log_prob(hmm.detach(), tokens().to(DEVICE)).belief
+    found = []
+    for spoil in (False, True):
+        given = [part.clone() for part in (tokens().to(DEVICE), LENGTHS.to(DEVICE), *belief)]
+        text, lengths, *parts = given
+        scored = inference.log_prob(
+            hmm, text, lengths=lengths, belief=Belief(*parts), implementation=implementation
+        )
+        if spoil:
+            text.fill_(0), lengths.fill_(2), parts[0].fill_(0), parts[1].fill_(-9.0)
+            parts[2].fill_(True)
+        found += torch.autograd.grad(scored.log_evidence.sum(), hmm.log_emit)
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
 def test_a_kernel_that_fails(monkeypatch) -> None:
     """By itself the plain implementation answers and says so once; who asked for it is told why."""
     hmm = make_hmm(BLOCKS, "dense", dtype=torch.float32).to(DEVICE)

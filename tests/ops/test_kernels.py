@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hmmlm.errors import InputError
 from hmmlm.hmm import HMM
 from hmmlm.inference import counts
 from hmmlm.inference.kernels import count
@@ -157,7 +158,7 @@ def test_residual_network(size: tuple[int, int], operand: Operand) -> None:
         torch.testing.assert_close(answer.float(), network(inputs), rtol=0, atol=1e-5)
     expected = torch.autograd.grad(answer, truth, grad.double())
     parts = leaves(*given)
-    ours = residual.Residual.apply(*parts, network.norm.eps, operand.dtype)
+    ours = residual.Residual.apply(*parts, network.norm.eps, operand)
     loose = {torch.float32: 1e-5, torch.bfloat16: 1e-2}[operand.dtype]
     for one, other in zip(
         [ours.detach(), *torch.autograd.grad(ours, parts, grad.to(DEVICE))],
@@ -352,3 +353,24 @@ def test_tiles_keep_their_digits_at_any_scale() -> None:
     logs = (squares.probs[1] * shrink).log() + squares.log_most[1]
     torch.testing.assert_close(logs.cpu(), log_trans[:130, 130:], rtol=0, atol=1e-4)
     torch.testing.assert_close(squares.turned[1], squares.probs[1].T)
+
+
+def test_what_is_no_number_stays_none_in_tf32() -> None:
+    """Also the NaN that GPUs make, whose bits are all ones."""
+    place = torch.device(DEVICE)
+    support = Support.from_clusters(torch.arange(6) % 2, 3)
+    parts = [noise(6, 4), noise(6, 4, seed=1), noise(6, seed=2)]
+    parts = [part.to(place).requires_grad_() for part in parts]
+    tiling = Tiling(support.row_of_word).to(place)
+    ours = emission.LogSoftmax.apply(*parts, support.rows.to(place), tiling, TF32)
+    grad = torch.ones_like(ours)
+    grad.view(torch.int32)[0, 0] = 0x7FFFFFFF
+    assert all(part.isnan().any() for part in torch.autograd.grad(ours, parts, grad))
+
+
+def test_a_normaliser_that_does_not_exist_is_refused(monkeypatch) -> None:
+    with pytest.raises(InputError, match="implementation is 'scaled' but must be auto, plain or k"):
+        log_normaliser(noise(2, 3), noise(2, 3), implementation="scaled")
+    monkeypatch.setattr("hmmlm.ops.normaliser.is_interpreted", lambda: False)
+    with pytest.raises(InputError, match="implementation is 'kernel' but kernels run on a CUDA"):
+        log_normaliser(noise(2, 3), noise(2, 3), implementation="kernel")

@@ -120,7 +120,7 @@ def test_residual_network(width: int) -> None:
     sizes = [(300, width), square, row, square, row, row, row]
     three_ways(
         formula,
-        lambda *parts: Residual.apply(*parts, 1e-5, NARROW),
+        lambda *parts: Residual.apply(*parts, 1e-5, BF16),
         [noise(*size, seed=seed, scale=0.1) for seed, size in enumerate(sizes)],
     )
 

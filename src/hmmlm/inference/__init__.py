@@ -3,7 +3,8 @@
 Every function takes `tokens` (B, T), where -1 marks a missing token, and, by keyword: `lengths` of
 the rows; a `belief` carried over from an earlier segment; `reset_id`, a token after which the next
 state is drawn from p(z1) again; `implementation`: "auto", "reference" (log space), "scaled" (matrix
-products; not `viterbi`) or "scan" (associative over time; `log_prob`, `filter` and `smooth` only).
+products; not `viterbi`), "kernel" (Triton's, on a GPU) or "scan" (associative over time;
+`log_prob`, `filter` and `smooth` only).
 """
 
 from hmmlm.inference.evidence import filter, log_prob

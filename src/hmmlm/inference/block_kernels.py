@@ -197,7 +197,7 @@ class BlockKernel(OnGpu):
             self.kept = {}
             here, before = self.here[:, begin:end], self.before[:, begin:end]
             where = tiles_kernel.Map(self.rows, here.contiguous(), before.contiguous())
-            where = tiles_kernel.share(where, ordered=not self.chain.dense)
+            where = tiles_kernel.share(where, with_order=not self.chain.dense)
             fields = self.chain.hmm.transitions.fields()
             if self.factors is None:
                 made = tiles_kernel.squares_of_table(fields[0], where, turned=self.back)

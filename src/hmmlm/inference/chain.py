@@ -45,11 +45,10 @@ class Chain:
                 f"{tokens.shape[0]:,}; carry one row of belief for each row of tokens."
             )
         self.hmm = hmm
-        self.lengths = lengths  # (B,)
+        # Copies: a gradient may ask for them when the caller has moved on.
+        self.lengths = lengths.clone()  # (B,)
         self.active = torch.ones_like(tokens, dtype=torch.bool)  # (B, T)
-        self.tokens = (
-            tokens.clone()
-        )  # (B, T); a gradient may ask for them when the caller's moved on
+        self.tokens = tokens.clone()  # (B, T)
         if not self.is_full:
             self.active = torch.arange(tokens.shape[1], device=hmm.device) < lengths[:, None]
             # Past a row's end the recursions go on over word 0 and what they find is not used.
@@ -233,7 +232,6 @@ def check_tokens(
         raise InputError(f"tokens is empty, shape {(batch, steps)}; give at least one token.")
     tokens = tokens.long()
     outside = (tokens >= vocab_size) | (tokens < MISSING)
-    wrong = outside.any()
     is_full = lengths is None
     if is_full:
         lengths = torch.full((batch,), steps, device=tokens.device)
@@ -246,7 +244,9 @@ def check_tokens(
             f"lengths has shape {tuple(lengths.shape)} but tokens has "
             f"{counted(batch, 'row')}; give one length per row."
         )
-    if not is_full:
+    if is_full:
+        wrong = outside.any()
+    else:
         outside &= torch.arange(steps, device=tokens.device) < lengths[:, None]
         wrong = outside.any() | ((lengths < 1) | (lengths > steps)).any()
     if wrong:  # the one question that a GPU is waited for

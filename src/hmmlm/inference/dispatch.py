@@ -61,7 +61,6 @@ def choose(
     return implementation, "asked for"
 
 
-@full_products()
 def answer(
     implementation: str, offered: tuple[str, ...], chain: Chain, run: Callable[[str], T]
 ) -> tuple[T, str]:
@@ -72,9 +71,9 @@ def answer(
     """
     name, _ = choose(implementation, offered, chain)
     if name != KERNEL:
-        return run(name), name
+        return _in_full(run, name), name
     try:
-        return run(name), name
+        return _in_full(run, name), name
     except InputError:
         raise
     except Exception as error:
@@ -90,7 +89,12 @@ def answer(
     if reason not in _told:
         _told.add(reason)
         warnings.warn(f"Kernels failed, so {plain} runs, slower: {reason}", stacklevel=3)
-    return run(plain), plain
+    return _in_full(run, plain), plain
+
+
+def _in_full(run: Callable[[str], T], name: str) -> T:
+    with full_products():
+        return run(name)
 
 
 def _is_of_the_device(error: Exception) -> bool:

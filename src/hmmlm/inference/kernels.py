@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hmmlm.hmm import HMM
 from hmmlm.ops.kernels import product
+from hmmlm.products import full_products
 from hmmlm.transitions import Dense, Factored
 
 
@@ -19,6 +20,7 @@ class KernelCounts(NamedTuple):
     low: Bool[Tensor, " B"]
 
 
+@full_products()
 def count(
     hmm: HMM,
     tokens: Int[Tensor, "B T"],

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hmmlm.products import full_products
+
 WIDEST = 64
 """Items of a tile at most."""
 
@@ -76,6 +78,7 @@ def cell_products(
 
 class _CellProducts(torch.autograd.Function):
     @staticmethod
+    @full_products()
     def forward(ctx: Any, vectors: Tensor, items: Tensor, rows: Tensor, tiling: Tiling) -> Tensor:
         ctx.tiling = tiling
         ctx.save_for_backward(vectors, items, rows)
@@ -89,6 +92,7 @@ class _CellProducts(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
+    @full_products()
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         (grad,) = grad_outputs
         vectors, items, rows = ctx.saved_tensors

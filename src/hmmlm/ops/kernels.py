@@ -73,8 +73,3 @@ def product(one: Tensor, other: Tensor, out: Tensor | None = None) -> Tensor:
     if one.dtype == torch.float32:
         return torch.mm(one, other, out=out)
     return torch.mm(one, other, out_dtype=torch.float32, out=out)
-
-
-def precision_of(operand: Tensor) -> str:
-    """How products of such operands are made: bfloat16 as it is, float32 in full."""
-    return "tf32" if operand.dtype == torch.bfloat16 else "ieee"

@@ -71,7 +71,7 @@ class Residual(nn.Module):
         from hmmlm.ops.residual import kernel
 
         layers = [part for layer in self.linears for part in (layer.weight, layer.bias)]
-        norm, operand = self.norm, torch.get_autocast_dtype(inputs.device.type)
+        norm, operand = self.norm, wanted_operand(inputs.device.type)
         assert norm is not None
         with torch.autocast(inputs.device.type, enabled=False):
             return kernel.Residual.apply(inputs, *layers, norm.weight, norm.bias, norm.eps, operand)

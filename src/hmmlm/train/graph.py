@@ -14,6 +14,7 @@ from hmmlm.errors import InputError
 from hmmlm.inference.dispatch import WIDEST
 from hmmlm.inference.kernels import count
 from hmmlm.ops.kernels import describe, why_not
+from hmmlm.products import full_products
 from hmmlm.train.loop import Step, TrainSettings
 from hmmlm.train.loss import LEVELS, HmmLoss, arithmetic
 
@@ -142,6 +143,7 @@ class GraphedSteps:
             torch.cuda.empty_cache()
         return reason
 
+    @full_products()
     def compute(self, packed: Tensor, level: float) -> Tensor:
         """The loss, the norm of the gradient, and whether the step was left out, (3,)."""
         tokens, restart, ends = unpack(packed)

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hmmlm.data.batches import Batch
 from hmmlm.errors import InputError
 from hmmlm.ops.kernels import describe, why_not, without_kernels
+from hmmlm.products import full_products
 from hmmlm.train.distributed import ONE, Ranks
 from hmmlm.train.graph import Failed, GraphedSteps, why_no_graph
 from hmmlm.train.loop import Batches, Progress, Step, Training, TrainSettings
@@ -136,7 +137,8 @@ class Sgd:
 
     def _add(self, batch: Batch, done: float) -> float:
         """The loss of a batch; its gradients are added to those that are there."""
-        with without_kernels() if self.is_plain else nullcontext():
+        in_full = full_products() if isinstance(self.loss, HmmLoss) else nullcontext()
+        with in_full, without_kernels() if self.is_plain else nullcontext():
             with arithmetic(self.settings.precision, self.place):
                 nats = (self.shared or self.loss)(batch, done)
             (nats * batch.num_tokens).backward()

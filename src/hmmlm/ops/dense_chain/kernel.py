@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hmmlm.ops.kernels import is_interpreted, precision_of, product
+from hmmlm.ops.kernels import is_interpreted, product
 from hmmlm.ops.messages.scaled import lowest
 
 FUSED = 1024
@@ -361,6 +361,7 @@ class _Steps:
             if behind is not None and behind < self.steps:
                 product(weights[:, behind + 1], probs.T, out=self.made_back)
         initial, log_emit, tokens = self.given
+        precision = "ieee" if probs.dtype == torch.float32 else "tf32"
         grid = (
             triton.cdiv(self.batch, self.shape["ROWS"]),
             self.columns,
@@ -376,7 +377,7 @@ class _Steps:
             FORWARD=ahead is not None, BACK=behind is not None, HOW=self.how,
             GIVEN=self.back is not None, WIDE=triton.next_power_of_2(self.columns),
             EVEN=self.states % self.shape["COLUMNS"] == self.states % self.shape["INNER"] == 0,
-            STAGES=self.shape["num_stages"], PRECISION=precision_of(probs), **self.shape,
+            STAGES=self.shape["num_stages"], PRECISION=precision, **self.shape,
         )  # fmt: skip
 
     def passed(self) -> Passed:

@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hmmlm.ops.kernels import why_not
+from hmmlm.errors import InputError
+from hmmlm.ops.kernels import is_interpreted, lacking, why_not
 from hmmlm.ops.normaliser import plain
 from hmmlm.ops.normaliser.plain import KEPT
 from hmmlm.products import FLOAT32, Operand
@@ -41,8 +42,12 @@ def log_normaliser(
         left, right = left.detach(), right.detach()
     if implementation == "auto":
         implementation, _ = choose(left.device, operand)
+    if implementation not in ("plain", "kernel"):
+        raise InputError(f"implementation is {implementation!r} but must be auto, plain or kernel.")
     if implementation == "plain":
         return plain.LogNormaliser.apply(left, right)
+    if not is_interpreted() and (reason := lacking(left.device)) is not None:
+        raise InputError(f"implementation is 'kernel' but {reason}; use plain, or auto.")
     from hmmlm.ops.normaliser.kernel import LogNormaliser
 
     return LogNormaliser.apply(left, right, operand)

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hmmlm.products import full_products
+
 KEPT = 1 << 25
 """Probabilities that may be kept for the gradient; more are made a second time."""
 
@@ -16,6 +18,7 @@ class LogNormaliser(torch.autograd.Function):
     """
 
     @staticmethod
+    @full_products()
     def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
         keep = any(ctx.needs_input_grad) and len(left) * len(right) <= KEPT
         norms = left.new_empty(len(left))
@@ -30,6 +33,7 @@ class LogNormaliser(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
+    @full_products()
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         (grad,) = grad_outputs
         left, right, norms, *kept = ctx.saved_tensors

@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hmmlm.ops.kernels import is_interpreted, precision_of, product
+from hmmlm.ops.kernels import is_interpreted, product
+from hmmlm.products import Operand
 
 
 @triton.jit
@@ -95,12 +96,12 @@ class Residual(torch.autograd.Function):
         scale: Tensor,
         shift: Tensor,
         eps: float,
-        operand: torch.dtype,
+        operand: Operand,
     ) -> Tensor:
-        inputs = inputs.to(operand).contiguous()
-        weight1, weight2 = weight1.to(operand), weight2.to(operand)
+        inputs = inputs.to(operand.dtype).contiguous()
+        weight1, weight2 = weight1.to(operand.dtype), weight2.to(operand.dtype)
         outputs = torch.empty(inputs.shape, device=inputs.device)
-        ctx.constants = constants = _constants(inputs, eps)
+        ctx.constants = constants = _constants(inputs, eps, operand.precision)
         firsts, seconds = torch.empty_like(inputs), torch.empty_like(inputs)
         _forward[_grid(inputs, constants)](
             inputs, weight1, bias1, weight2, bias2, scale, shift, firsts, seconds, outputs,
@@ -132,13 +133,13 @@ def _grid(inputs: Tensor, constants: dict[str, Any]) -> tuple[int]:
     return (triton.cdiv(len(inputs), constants["ROWS"]),)
 
 
-def _constants(inputs: Tensor, eps: float) -> dict[str, Any]:
+def _constants(inputs: Tensor, eps: float, precision: str) -> dict[str, Any]:
     width = inputs.shape[1]
     return {
         "EPS": eps,
         "W": width,
         "ROWS": 16 if is_interpreted() else 64,
-        "PRECISION": precision_of(inputs),
+        "PRECISION": precision,
         "num_warps": 8 if width > 64 else 4,
         "num_stages": 1,
     }

@@ -63,15 +63,17 @@ def side(width: int) -> int:
     return min(128, max(16, triton.next_power_of_2(width)))
 
 
-def share(where: Map, ordered: bool = True) -> Map:
+def share(where: Map, with_order: bool = True) -> Map:
     """The same map with one tile for all steps between the same two rows.
 
-    Waits for the device, unless there is one row and `ordered` steps are not asked for.
+    Waits for the device, unless there is one row and the order of the steps is not wanted: then
+    that is left empty.
     """
     rows = len(where.rows)
-    if rows == 1 and not ordered:
-        none = torch.zeros(1, dtype=torch.long, device=where.here.device)
-        return where._replace(shared=Shared(True, where.before, none, none, none, none))
+    if rows == 1 and not with_order:
+        first = torch.zeros(1, dtype=torch.long, device=where.here.device)
+        nothing = first[:0]
+        return where._replace(shared=Shared(True, where.before, first, first, nothing, nothing))
     keys = torch.where(where.before < 0, NONE, where.before * rows + where.here).flatten()
     ordered, order = keys.sort(stable=True)
     distinct, sizes = ordered.unique_consecutive(return_counts=True)
