@@ -40,7 +40,7 @@ def _memory(tensor: Tensor) -> int:
 
 def read_hmm(path: Path) -> HMM:
     """The HMM of a file written by `write_hmm`, checked."""
-    return _hmm_from(path, _read_tensors(path))
+    return _hmm_from(path, read_tensors(path))
 
 
 _SHAPES = {
@@ -102,7 +102,8 @@ def _check_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
             )
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a model's file."""
     try:
         with path.open("rb"):
             pass

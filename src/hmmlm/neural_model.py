@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from hmmlm import __version__
@@ -18,7 +17,7 @@ from hmmlm.baselines.kinds import NEURAL
 from hmmlm.baselines.network import Carry, Network
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.errors import InputError
-from hmmlm.hmm_file import FORMAT
+from hmmlm.hmm_file import FORMAT, read_tensors
 from hmmlm.model import Model
 from hmmlm.products import full_products
 from hmmlm.text_model import (
@@ -90,7 +89,7 @@ class NeuralModel(TextModel):
                 f"{', '.join(NEURAL)}; use the version of hmmlm that wrote it."
             )
         tokenizer = read_tokenizer(folder, config)
-        weights = _read_weights(folder / WEIGHTS)
+        weights = read_tensors(folder / WEIGHTS)
         dtype = next((part.dtype for part in weights.values()), torch.float32)
         try:
             settings = NEURAL[kind].Settings(**config["settings"])
@@ -160,17 +159,3 @@ def load_model(
     """The model in a folder, of whatever kind."""
     kind = NeuralModel if "kind" in read_model_config(Path(folder)) else Model
     return kind.load(folder, device=device)
-
-
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be read: {error.strerror or error}; copy the model's folder again as a "
-            f"whole."
-        ) from None
-    except SafetensorError as error:
-        raise InputError(
-            f"{path} is not a whole safetensors file ({error}); copy or train the model again."
-        ) from error

@@ -39,7 +39,6 @@ FLOAT32 = Operand(torch.float32, "ieee")
 TF32 = Operand(torch.float32, "tf32")
 BF16 = Operand(torch.bfloat16, "tf32")
 
-
 _wanted = ContextVar("wanted", default=FLOAT32)
 
 

@@ -7,9 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hmmlm.baselines.checks import check_rates
 from hmmlm.baselines.lstm import LstmLM, Regularising
-from hmmlm.params.checks import check_least
+from hmmlm.params.checks import check_least, check_rates
 
 _DATA = {
     "layout": "streams",

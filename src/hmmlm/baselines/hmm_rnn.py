@@ -12,10 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hmmlm.baselines.checks import check_rates
 from hmmlm.baselines.network import Carry, Network, Piece, drop, last_words, uniform, word_bias
 from hmmlm.baselines.recurrent import LstmLayer
-from hmmlm.params.checks import check_least
+from hmmlm.params.checks import check_least, check_rates
 
 RECIPES: dict[str, dict[str, dict[str, Any]]] = {
     "adamw": {

@@ -9,7 +9,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hmmlm.baselines.checks import check_rates
 from hmmlm.baselines.network import (
     Carry,
     Network,
@@ -22,7 +21,7 @@ from hmmlm.baselines.network import (
     word_log_probs,
 )
 from hmmlm.baselines.recurrent import LstmLayer
-from hmmlm.params.checks import check_least
+from hmmlm.params.checks import check_least, check_rates
 
 RECIPES: dict[str, dict[str, dict[str, Any]]] = {
     "adamw": {

@@ -47,9 +47,10 @@ class Chain:
         self.hmm = hmm
         # Copies: a gradient may ask for them when the caller has moved on.
         self.lengths = lengths.clone()  # (B,)
-        self.active = torch.ones_like(tokens, dtype=torch.bool)  # (B, T)
-        self.tokens = tokens.clone()  # (B, T)
-        if not self.is_full:
+        if self.is_full:
+            self.active = torch.ones_like(tokens, dtype=torch.bool)  # (B, T)
+            self.tokens = tokens.clone()  # (B, T)
+        else:
             self.active = torch.arange(tokens.shape[1], device=hmm.device) < lengths[:, None]
             # Past a row's end the recursions go on over word 0 and what they find is not used.
             self.tokens = torch.where(self.active, tokens, 0)

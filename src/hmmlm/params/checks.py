@@ -15,6 +15,14 @@ def check_least(settings: Any, **least: int) -> None:
             raise InputError(f"{name} is {given} but must be at least {value}{finite}.")
 
 
+def check_rates(settings: Any, *names: str) -> None:
+    """Refuses shares that dropout cannot leave out."""
+    for name in names:
+        rate = getattr(settings, name)
+        if not 0 <= rate < 1:
+            raise InputError(f"{name} is {rate} but must be at least 0 and less than 1.")
+
+
 def check_start(start: str) -> None:
     """Refuses a way to make the start that there is not."""
     if start not in ("network", "linear"):

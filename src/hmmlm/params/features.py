@@ -109,7 +109,7 @@ class Features(nn.Module):
                 extra = carried.to(device)
                 sources = torch.cat([states, extra[~torch.isin(extra, states)]])
         features = _Answers(self, sources, support.num_states, wanted_operand(device.type))
-        with full_products(), torch.autocast(device.type, enabled=False):
+        with full_products():
             return HMM(
                 self._init(features, states),
                 self._transitions(features, states, sources),
