@@ -8,8 +8,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 demo: .venv/installed
 	$(BIN)/hmmlm demo
 
+# A process for each core, each of one thread.
 test: .venv/dev
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical
 
 # Slower checks: the built wheel in an empty environment, large texts, sweeps, kills, benchmarks.
 test-more: .venv/dev

@@ -24,11 +24,13 @@ class Operand(NamedTuple):
     dtype: torch.dtype
     precision: str
 
+    def narrow(self, factor: Tensor) -> Tensor:
+        """The nearest numbers of its kind, in its own type."""
+        return (round_to_tf32(factor) if self == TF32 else factor).to(self.dtype)
+
     def round(self, factor: Tensor) -> Tensor:
         """The nearest numbers of its kind, in the type of the factor."""
-        if self == TF32:
-            return round_to_tf32(factor)
-        return factor.to(self.dtype).to(factor.dtype)
+        return self.narrow(factor).to(factor.dtype)
 
     @property
     def name(self) -> str:

@@ -143,23 +143,23 @@ def test_residual_network(size: tuple[int, int], operand: Operand) -> None:
     # Rounded where the kernel rounds, so that the same units are cut off by relu.
     inner = (1, 3)
     truth = [
-        (part.to(operand.dtype) if place in (0, *inner) else part).double().requires_grad_()
+        (operand.round(part) if place in (0, *inner) else part).double().requires_grad_()
         for place, part in enumerate(given)
     ]
 
     def rounded(value: Tensor) -> Tensor:
-        return value + (value.to(operand.dtype).double() - value).detach()
+        return value + (operand.round(value.float()).double() - value).detach()
 
     x, w1, b1, w2, b2, scale, shift = truth
     first = rounded(torch.relu(x @ w1.T + b1))
     second = torch.relu(rounded(first @ w2.T + b2)) + first
     answer = torch.nn.functional.layer_norm(second, (width,), scale, shift, network.norm.eps)
-    if operand.dtype == torch.float32:
+    if operand == FLOAT32:
         torch.testing.assert_close(answer.float(), network(inputs), rtol=0, atol=1e-5)
     expected = torch.autograd.grad(answer, truth, grad.double())
     parts = leaves(*given)
     ours = residual.Residual.apply(*parts, network.norm.eps, operand)
-    loose = {torch.float32: 1e-5, torch.bfloat16: 1e-2}[operand.dtype]
+    loose = {FLOAT32: 1e-5, TF32: 1e-3, BF16: 1e-2}[operand]
     for one, other in zip(
         [ours.detach(), *torch.autograd.grad(ours, parts, grad.to(DEVICE))],
         [answer.detach(), *expected],

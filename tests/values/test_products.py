@@ -93,8 +93,9 @@ def gradient(states: int) -> None:
 
 def kernel_counts(states: int) -> None:
     pytest.importorskip("triton")
-    one, afresh = torch.ones(1), torch.arange(6)[None] == 0
-    count(make(states).detach(), TEXT, afresh, one.long() * 6, one)
+    place = "cuda" if torch.cuda.is_available() else "cpu"
+    one, afresh = torch.ones(1, device=place), torch.arange(6, device=place)[None] == 0
+    count(make(states).detach().to(place), TEXT.to(place), afresh, one.long() * 6, one)
 
 
 ASKED = {

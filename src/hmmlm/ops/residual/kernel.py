@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hmmlm.ops.kernels import is_interpreted, product
+from hmmlm.ops.narrow_kernel import narrowed
 from hmmlm.products import Operand
 
 
@@ -38,15 +39,17 @@ def _forward(
     mask = (rows < S)[:, None]
     given = tl.load(inputs + where, mask=mask, other=0.0)
     first = tl.dot(given, tl.trans(_matrix(weight1, W)), input_precision=PRECISION)
-    first = tl.maximum(first + tl.load(bias1 + columns)[None, :], 0.0).to(given.dtype)
+    first = tl.maximum(first + tl.load(bias1 + columns)[None, :], 0.0)
+    first = narrowed(first, given, PRECISION)
     tl.store(firsts + where, first, mask=mask)
     second = tl.dot(first, tl.trans(_matrix(weight2, W)), input_precision=PRECISION)
-    second = (second + tl.load(bias2 + columns)[None, :]).to(given.dtype)
+    second = narrowed(second + tl.load(bias2 + columns)[None, :], given, PRECISION)
     tl.store(seconds + where, second, mask=mask)
     normal, _ = _normalised(first, second, EPS, W)
     answer = normal * tl.load(scale + columns)[None, :] + tl.load(shift + columns)[None, :]
     # Rounded once, here: all that read it read the same numbers.
-    tl.store(outputs + where, answer.to(given.dtype).to(tl.float32), mask=mask)
+    answer = narrowed(answer, given, PRECISION)
+    tl.store(outputs + where, answer.to(tl.float32), mask=mask)
 
 
 @triton.jit
@@ -71,12 +74,12 @@ def _backward(
     change *= over[:, None]
     to_second = tl.where(second > 0, change, 0.0)
     tl.store(to_bias2 + part * W + columns, tl.sum(to_second, 0))
-    to_second = to_second.to(first.dtype)
+    to_second = narrowed(to_second, first, PRECISION)
     tl.store(to_seconds + where, to_second, mask=mask)
     change = tl.dot(to_second, _matrix(weight2, W), change, input_precision=PRECISION)
     to_first = tl.where(first > 0, change, 0.0)
     tl.store(to_bias1 + part * W + columns, tl.sum(to_first, 0))
-    to_first = to_first.to(first.dtype)
+    to_first = narrowed(to_first, first, PRECISION)
     tl.store(to_firsts + where, to_first, mask=mask)
     to_input = tl.dot(to_first, _matrix(weight1, W), input_precision=PRECISION)
     tl.store(to_inputs + where, to_input, mask=mask)
@@ -98,8 +101,9 @@ class Residual(torch.autograd.Function):
         eps: float,
         operand: Operand,
     ) -> Tensor:
-        inputs = inputs.to(operand.dtype).contiguous()
-        weight1, weight2 = weight1.to(operand.dtype), weight2.to(operand.dtype)
+        inputs, weight1, weight2 = (
+            operand.narrow(part).contiguous() for part in (inputs, weight1, weight2)
+        )
         outputs = torch.empty(inputs.shape, device=inputs.device)
         ctx.constants = constants = _constants(inputs, eps, operand.precision)
         firsts, seconds = torch.empty_like(inputs), torch.empty_like(inputs)
