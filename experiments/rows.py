@@ -43,7 +43,7 @@ class Row:
     settings: tuple[str, ...] = ()
     mode: str = "sentence"
     seed: int = 1111
-    epochs: int = 20
+    epochs: int = 14
     paper_val: float | None = None
     paper_test: float | None = None
     paper_train: float | None = None

@@ -71,7 +71,10 @@ def counts(support: Support, table: Dense | Factored) -> None:
     states, words = support.num_states, support.vocab_size
     hmm = HMM(torch.zeros(states), table, torch.zeros(words, support.width), support)
     tokens = torch.zeros(2, 3, dtype=torch.long)
-    count(hmm, tokens, tokens > 0, torch.tensor([3, 2]), torch.ones(2))
+    given = hmm, tokens, tokens > 0, torch.tensor([3, 2]), torch.ones(2)
+    count(*given)
+    if not support.is_dense:
+        count(*given, torch.zeros(2, support.width))
 
 
 def ask(support: Support, table: Dense | Factored) -> None:

@@ -3,7 +3,7 @@
     python -m experiments.chiu_rush_2020.figure3 --data DIR --work DIR [--row NAME]
 
 Deviations from the paper:
-- The recipe is that of whole sentences in rows, 20 epochs, cosine from 0.01, embeddings
+- The recipe is that of whole sentences in rows, 14 epochs, cosine from 0.01, embeddings
   N(0, 0.2^2); dropout (0.5), blocks (128) and how words come to them are the paper's.
 - The paper prints no numbers beside the figure but those of 2^14 (table 2) and 2^15 (table 1).
 """

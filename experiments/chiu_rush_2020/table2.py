@@ -3,7 +3,7 @@
     python -m experiments.chiu_rush_2020.table2 --data DIR --work DIR [--row NAME]
 
 Deviations from the paper:
-- The recipe is that of figure 3, 20 epochs. Without dropout the best epoch is an early one.
+- The recipe is that of figure 3, 14 epochs. Without dropout the best epoch is an early one.
 - The scalar model's emissions stay within blocks; in the archived code they ran over all words. It
   starts at the unigram distribution and learns at 0.2 with decay 0.04.
 - The paper's time (40, 14 and 100 ms) is that of an evaluation batch on an RTX 2080, the making of

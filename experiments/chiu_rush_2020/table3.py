@@ -3,7 +3,7 @@
     python -m experiments.chiu_rush_2020.table3 --data DIR --work DIR [--row NAME]
 
 Deviations from the paper:
-- The recipe is that of figure 3, 20 epochs.
+- The recipe is that of figure 3, 14 epochs.
 - State dropout leaves out half of the states of each block; where words have states by chance, half
   of all states (a word of the batch that would lose all of its states keeps one). The paper zeroes
   half of the columns of the transition matrix there.

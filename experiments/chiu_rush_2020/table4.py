@@ -3,7 +3,7 @@
     python -m experiments.chiu_rush_2020.table4 --data DIR --work DIR [--row NAME]
 
 Deviations from the paper:
-- The recipe is that of figure 3, 20 epochs; table 4's other rows are those of table 2.
+- The recipe is that of figure 3, 14 epochs; table 4's other rows are those of table 2.
 - Figure 4 prints no numbers: those of independent embeddings are in table 3, that of factored ones
   with 128 blocks is in table 4.
 """

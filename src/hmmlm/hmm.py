@@ -215,7 +215,8 @@ class HMM:
 
         `carried` are further states from which belief may come in; they get a transition row but
         can no longer be entered. `kept` is the support on the subset, for who knows it already;
-        what they say is then not checked. Where nothing is left of a distribution it is -inf
+        what they say is then not checked, and a row stands for each of `carried`, in that order,
+        also for those of the subset. Where nothing is left of a distribution it is -inf
         throughout. Ids are those of this HMM (local). O(S Z) for dense transitions, O(S^2 H) for
         factored ones.
         """
@@ -225,7 +226,9 @@ class HMM:
         sources = states
         if carried is not None:
             extra = carried.to(self.device)
-            sources = torch.cat([states, extra[~torch.isin(extra, states)]])
+            if kept is None:
+                extra = extra[~torch.isin(extra, states)]
+            sources = torch.cat([states, extra])
         if isinstance(self.transitions, Dense):
             table = self.transitions.log_trans[sources][:, states]
             transitions = Dense(_renormalise(table))

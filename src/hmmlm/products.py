@@ -114,6 +114,21 @@ _full = _Full()
 
 
 @contextmanager
+def torch_tf32() -> Iterator[None]:
+    """Within it torch makes products of float32 numbers, and LSTMs, in tf32 on a GPU."""
+    backends: Any = torch.backends
+    places = (backends.cuda.matmul, backends.cudnn.rnn)
+    before = [place.fp32_precision for place in places]
+    try:
+        for place in places:
+            place.fp32_precision = "tf32"
+        yield
+    finally:
+        for place, found in zip(places, before, strict=True):
+            place.fp32_precision = found
+
+
+@contextmanager
 def full_products() -> Iterator[None]:
     """Within it products of float32 numbers, and LSTMs, read all digits, under autocast too."""
     _full.enter()

@@ -4,6 +4,11 @@ import pytest
 import torch
 
 from hmmlm.baselines.recurrent import _one_block
+from hmmlm.data.batches import Streams
+from hmmlm.data.shards import TokenArray
+from hmmlm.train.loop import TrainSettings
+from hmmlm.train.next_token import NextTokenLoss
+from hmmlm.train.sgd import Sgd
 from networks import SETTINGS, make, text
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -48,3 +53,22 @@ def test_a_gpu_trains(name, precision):
     loss.backward()
     assert torch.isfinite(loss)
     assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+def test_graph_and_no_graph(name, precision):
+    losses = []
+    for graph in (True, False):
+        model = make(name, dtype=torch.float32).cuda()
+        loss = NextTokenLoss(model, carry=True, seed=2)
+        learner = Sgd(model, loss, TrainSettings(precision=precision))
+        assert learner.graphed is not None, learner.why_no_graph
+        learner.graphed.may_capture = graph
+        batches = Streams(TokenArray.from_ids(text(1, 600)[0].tolist(), eos_id=2), 4, 10)
+        steps = [learner.step(iter([batch]), 0.01, 0.0) for _ in range(2) for batch in batches]
+        assert len(learner.graphed.graphs) == graph
+        losses.append([step.loss for step in steps])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)

@@ -13,6 +13,7 @@ from hmmlm.ops.kernels import are_allowed
 from hmmlm.params import lowrank
 from hmmlm.support import Support
 from hmmlm.train import graph
+from hmmlm.train import loss as hmm_loss
 from hmmlm.train.graph import describe
 from hmmlm.train.loop import TrainSettings
 from hmmlm.train.loss import Dropout, HmmLoss
@@ -88,7 +89,7 @@ def test_kernels_that_fail_are_left(name: str, before: int, monkeypatch) -> None
     assert run(sgd, 0, before) == near(run(plain, 0, before))
     plain.graphed, plain.is_plain = None, True
     with monkeypatch.context() as patch:
-        patch.setattr(graph, "count", fails(error, tried))
+        patch.setattr(hmm_loss, "count", fails(error, tried))
         losses = run(sgd, before, 4)
     assert losses == near(run(plain, before, 4))
     check_same(sgd, plain)
@@ -200,7 +201,7 @@ def test_graph_and_kernels_fail_one_after_the_other(monkeypatch) -> None:
     assert run(sgd, 0, 2) == near(run(other, 0, 2))
     other.graphed, other.is_plain = None, True
     tried = break_captures(monkeypatch)
-    monkeypatch.setattr(graph, "count", fails(TROUBLE["memory"][0]))
+    monkeypatch.setattr(hmm_loss, "count", fails(TROUBLE["memory"][0]))
     assert run(sgd, 2, 4) == near(run(other, 2, 4))
     check_same(sgd, other)
     assert len(tried) == 1 and len(told) == 2 and sgd.graphed is None
@@ -210,7 +211,7 @@ def test_graph_and_kernels_fail_one_after_the_other(monkeypatch) -> None:
 def test_kernels_that_were_asked_for_must_work(name: str, monkeypatch) -> None:
     error, said = TROUBLE[name]
     (sgd, told), (fresh, _) = make(implementation="kernel"), make()
-    monkeypatch.setattr(graph, "count", fails(error))
+    monkeypatch.setattr(hmm_loss, "count", fails(error))
     with pytest.raises(InputError) as refused:
         run(sgd, 0, 1)
     assert said in str(refused.value) and not told
@@ -225,7 +226,7 @@ def test_kernels_that_were_asked_for_must_work(name: str, monkeypatch) -> None:
 
 def test_mistakes_of_a_user_are_not_hidden(monkeypatch) -> None:
     sgd, told = make()
-    monkeypatch.setattr(graph, "count", fails(InputError("This is yours.")))
+    monkeypatch.setattr(hmm_loss, "count", fails(InputError("This is yours.")))
     with pytest.raises(InputError, match=r"This is yours\."):
         run(sgd, 0, 1)
     assert not told
@@ -249,13 +250,13 @@ def test_a_step_that_loses_digits_draws_the_same_states_again(
     sgd, told = make(support=support, implementation=implementation)
     plain, _ = make(support=support)
     plain.graphed = None
-    count = graph.count
+    count = hmm_loss.count
 
     def lose(*given):
         counted = count(*given)
         return counted._replace(low=torch.ones_like(counted.low))
 
-    monkeypatch.setattr(graph, "count", lose)
+    monkeypatch.setattr(hmm_loss, "count", lose)
     assert run(sgd, 0, 2) == near(run(plain, 0, 2))
     check_same(sgd, plain)
     assert not told and sgd.graphed is not None
@@ -298,7 +299,7 @@ def test_more_memory_is_not_found_by_trying_again(monkeypatch) -> None:
 def test_without_anybody_who_listens_it_is_a_warning(monkeypatch) -> None:
     sgd, _ = make()
     sgd.notice = None
-    monkeypatch.setattr(graph, "count", fails(TROUBLE["anything"][0]))
+    monkeypatch.setattr(hmm_loss, "count", fails(TROUBLE["anything"][0]))
     with pytest.warns(UserWarning, match="without kernels, slower, because they failed: Runtime"):
         run(sgd, 0, 1)
 

@@ -67,6 +67,73 @@ def test_it_is_the_ordinary_step(
             torch.testing.assert_close(one, two, rtol=0, atol=2e-4)
 
 
+def slices(rows: int = 3, length: int = 5, number: int = 6) -> list[Batch]:
+    """Rows of text in slices: the last word of some is the one that ends sentences, 4."""
+    text = torch.randint(10, (rows, length * number), generator=torch.Generator().manual_seed(1))
+    text[0, 2 * length - 1] = text[1, 3 * length - 1] = text[2, 4 * length - 1] = 4
+    batches = []
+    for place, tokens in enumerate(text.split(length, 1)):
+        restart = torch.zeros(rows, length, dtype=torch.bool)
+        restart[:, 0] = place in (0, number - 1)
+        restart[1, 0] |= place == 2  # one row alone starts afresh
+        lengths = torch.full((rows,), length)
+        lengths[2] -= int(place == 3)
+        batches.append(Batch(tokens, lengths, restart, int(lengths.sum())))
+    return batches
+
+
+STREAMS = {
+    "of its own": {},
+    "reset": {"reset_id": 4},
+    "reset inside": {"reset_id": 4, "reset_at_ends": False},
+}
+
+
+@pytest.mark.parametrize("how", STREAMS)
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("rate", [0.0, 0.4])
+def test_belief_is_carried_as_in_the_ordinary_step(
+    how: str, kind: str, rate: float, monkeypatch
+) -> None:
+    monkeypatch.setattr("hmmlm.train.graph.WARM", 99)
+    monkeypatch.setattr("hmmlm.params.dropout.ALIGNED", 2)
+    settings, taken, found = replace(SETTINGS, precision="float32"), [], []
+    for captured in (True, False):
+        model, _ = make(kind, BLOCKS, 0.0)
+        loss = HmmLoss(model, BLOCKS, dropout=Dropout(rate), seed=3, carry=True, **STREAMS[how])
+        sgd = Sgd(model, loss, replace(settings, weight_decay=0.01))
+        if captured:
+            optimiser = sgd.optimiser = make_optimiser(model)
+            sgd.graphed = GraphedSteps(model, loss, optimiser, settings)
+            step = sgd.graphed.step
+            monkeypatch.setattr(
+                sgd.graphed,
+                "step",
+                lambda *given, step=step: taken.append(step(*given)) or taken[-1],
+            )
+        steps = [sgd.step(iter([batch]), 0.01, 0.0) for batch in slices()]
+        state = {key: part for key, part in loss.state().items() if key != "generator"}
+        found.append(([made.loss for made in steps], [made.size for made in steps], state))
+    assert [made is None for made in taken] == [True, False, False, False, False, True]
+    (losses, sizes, state), (plain_losses, plain_sizes, plain_state) = found
+    assert losses == pytest.approx(plain_losses, rel=1e-5)
+    assert sizes == pytest.approx(plain_sizes, rel=1e-3)
+    torch.testing.assert_close(state, plain_state, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("support", [BLOCKS, Support.dense(10, 7)])
+def test_a_step_starts_afresh_after_sentences(support: Support, monkeypatch) -> None:
+    monkeypatch.setattr("hmmlm.train.graph.WARM", 99)
+    batch = slices()[0]
+    model, _ = make("lowrank", support, 0.0)
+    loss = HmmLoss(model, support, reset_id=int(batch.tokens[0, 1]))
+    plain = float(loss(batch, 0.0).detach())
+    settings = replace(SETTINGS, precision="float32")
+    made = GraphedSteps(model, loss, make_optimiser(model), settings).step(batch, 0.01, 0.0)
+    assert made is not None and made.loss == pytest.approx(plain, rel=1e-6)
+    assert abs(plain - float(HmmLoss(model, support)(batch, 0.0).detach())) > 1e-4
+
+
 def test_a_step_that_loses_digits_is_not_taken() -> None:
     model, loss = make("scalar", Support.dense(10, 7), 0.0)
     batch = make_batch()
@@ -116,22 +183,29 @@ def test_the_next_batch_is_packed_before_the_answer_is_read(monkeypatch) -> None
 def test_why_there_is_no_graph(monkeypatch) -> None:
     model, loss = make("lowrank", BLOCKS, 0.5)
     assert "this is cpu" in str(why_no_graph(loss, model.cpu(), SETTINGS, 1))
-    assert "not that of an HMM" in str(why_no_graph(len, model, SETTINGS, 1))
+    dense, (numbers, _) = Support.dense(10, 7), make("scalar", BLOCKS, 0.5)
+    assert dense.is_dense and dense.is_partition  # found out now: there is no device in truth
     monkeypatch.setattr(torch.Tensor, "device", torch.device("cuda", 0))
+    assert "neither that of an HMM" in str(why_no_graph(len, model, SETTINGS, 1))
     monkeypatch.setattr("hmmlm.train.graph.why_not", lambda device: None)
     assert why_no_graph(loss, model, SETTINGS, 1) is None
     assert "ranks" in str(why_no_graph(loss, model, SETTINGS, 2))
     assert "several batches" in str(why_no_graph(loss, model, replace(SETTINGS, accumulate=2), 1))
     for name, value, said in (
-        ("carry", True, "belief"),
         ("support", Support.uniform(5, 4, 2, torch.Generator()), "share"),
         ("implementation", "reference", "reference was asked for"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(loss, name, value)
             assert said in str(why_no_graph(loss, model, SETTINGS, 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(loss, "carry", True)
+        assert why_no_graph(loss, model, SETTINGS, 1) is None
+        patch.setattr(loss, "support", dense)
+        assert "over all states" in str(why_no_graph(loss, model, SETTINGS, 1))
     single = replace(SETTINGS, precision="float32")
     assert "precision is float32" in str(why_no_graph(loss, model, single, 1))
+    assert why_no_graph(loss, numbers, single, 1) is None
     assert "does not take the support" in str(
         why_no_graph(loss, torch.nn.Linear(1, 1), SETTINGS, 1)
     )
@@ -143,14 +217,35 @@ def test_why_there_is_no_graph(monkeypatch) -> None:
 @pytest.mark.parametrize("support", [BLOCKS, Support.dense(10, 7)])
 def test_graph_and_no_graph(kind: str, support: Support) -> None:
     losses = []
+    settings = replace(SETTINGS, precision="float32" if kind == "scalar" else "bf16")
     for graph in (True, False):
         model, _ = make(kind, support, 0.0)
         loss = HmmLoss(model, support, dropout=Dropout(0.5, last=0.25), seed=3)
-        sgd = Sgd(model, loss, SETTINGS, Ranks())
+        sgd = Sgd(model, loss, settings, Ranks())
         assert sgd.why_no_graph is None and sgd.graphed is not None
         if not graph:
             sgd.graphed.graphs = dict.fromkeys(range(8))  # as many as there may be  # pyright: ignore
         steps = [sgd.step(iter([make_batch(n % 4)]), 0.01, n / 20) for n in range(20)]
+        losses.append([step.loss for step in steps])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[0][-1] < losses[0][0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("rate", [0.0, 0.4])
+def test_a_graph_carries_belief(kind: str, rate: float) -> None:
+    losses = []
+    for graph in (True, False):
+        model, _ = make(kind, BLOCKS, 0.0)
+        loss = HmmLoss(model, BLOCKS, dropout=Dropout(rate), seed=3, carry=True, reset_id=4)
+        sgd = Sgd(model, loss, SETTINGS)
+        assert sgd.graphed is not None
+        if not graph:
+            sgd.graphed.may_capture = False
+        steps = [sgd.step(iter([batch]), 0.01, 0.0) for batch in slices(number=12) * 2]
+        assert len(sgd.graphed.graphs) == graph
         losses.append([step.loss for step in steps])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert losses[0][-1] < losses[0][0]

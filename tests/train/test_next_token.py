@@ -12,6 +12,7 @@ from hmmlm.baselines.kinds import NEURAL
 from hmmlm.data.batches import Batch, Streams
 from hmmlm.data.shards import TokenArray
 from hmmlm.errors import InputError
+from hmmlm.train.graph import GraphedSteps, why_no_graph
 from hmmlm.train.loop import State, Training, TrainSettings
 from hmmlm.train.next_token import NextTokenLoss
 from hmmlm.train.sgd import Sgd
@@ -214,3 +215,80 @@ def test_rows_of_packed_sentences_start_cold():
     value = NextTokenLoss(model)(batch, 0.0).detach()
     parts = [model.score_tokens(tokens[:, a:b]).token_log_probs.sum() for a, b in ((0, 2), (2, 5))]
     assert float(value) == pytest.approx(-float(sum(parts)) / 5, rel=1e-12)
+
+
+def by_graph(model: nn.Module, loss: NextTokenLoss, settings: TrainSettings) -> Sgd:
+    """Steps as they are captured on a GPU, and taken as they are elsewhere."""
+    learner = Sgd(model, loss, settings)
+    if learner.graphed is None:
+        rate = torch.tensor(0.01)
+        optimiser = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01, fused=True)
+        learner.optimiser, learner.why_no_graph = optimiser, None
+        learner.graphed = GraphedSteps(model, loss, optimiser, settings)
+    return learner
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_captured_step_is_the_ordinary_one(name, monkeypatch):
+    monkeypatch.setattr("hmmlm.train.graph.WARM", 99)
+    settings, found, taken = TrainSettings(weight_decay=0.01, clip=0.2), [], []
+    for captured in (True, False):
+        model = make(name, dtype=torch.float32)
+        loss = NextTokenLoss(model, carry=True, seed=4)
+        learner = (by_graph if captured else Sgd)(model, loss, settings)
+        if captured:
+            step = learner.graphed.step
+            learner.graphed.step = lambda *given, step=step: taken.append(step(*given)) or taken[-1]
+        steps = [learner.step(iter([batch]), 0.01, 0.0) for batch in streams()]
+        found.append((torch.tensor([[made.loss, made.size] for made in steps]), loss.state()))
+    assert [made is None for made in taken] == [True, False, False, True]  # cold, ..., shorter
+    (numbers, state), (plain_numbers, plain_state) = found
+    torch.testing.assert_close(numbers, plain_numbers, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(state, plain_state, rtol=0, atol=1e-5)
+
+
+def test_a_captured_step_that_is_not_finite_carries_nothing_on():
+    model = make("lstm", dtype=torch.float32)
+    loss = NextTokenLoss(model, carry=True)
+    learner = by_graph(model, loss, TrainSettings())
+    first, second, *_ = streams()
+    learner.step(iter([first]), 0.01, 0.0)
+    before = {key: part.clone() for key, part in loss.carried.items()}
+    with torch.no_grad():
+        model.words[int(second.tokens[0, 0])] = torch.nan
+    assert learner.graphed.step(second, 0.01, 0.0) is None
+    torch.testing.assert_close(loss.carried, before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+def test_products_are_made_in_the_precision_that_was_asked_for(precision, monkeypatch):
+    model, seen = make("lstm", dtype=torch.float32), []
+    places = torch.backends.cuda.matmul, torch.backends.cudnn.rnn
+    before = [place.fp32_precision for place in places]
+    plain = torch.nn.functional.linear
+
+    def linear(*given):
+        seen.append([place.fp32_precision for place in places])
+        return plain(*given)
+
+    monkeypatch.setattr("torch.nn.functional.linear", linear)
+    settings = TrainSettings(precision=precision)
+    for learner in (Sgd, by_graph):
+        loss = NextTokenLoss(model, carry=True)
+        for batch in streams():
+            learner(model, loss, settings).step(iter([batch]), 0.01, 0.0)
+    assert len(seen) == 8
+    assert all((one == ["tf32"] * 2) if precision == "tf32" else "tf32" not in one for one in seen)
+    assert [place.fp32_precision for place in places] == before
+
+
+def test_why_a_network_has_no_graph(monkeypatch):
+    model = make("lstm", dtype=torch.float32)
+    loss, settings = NextTokenLoss(model, carry=True), TrainSettings()
+    assert "this is cpu" in str(why_no_graph(loss, model, settings, 1))
+    monkeypatch.setattr(torch.Tensor, "device", torch.device("cuda", 0))
+    assert why_no_graph(loss, model, settings, 1) is None
+    loss.reset_id = 2
+    assert "cut where a sentence ends" in str(why_no_graph(loss, model, settings, 1))
+    loss.carry = False
+    assert "starts cold" in str(why_no_graph(loss, model, settings, 1))

@@ -112,6 +112,19 @@ class Network(nn.Module, ABC):
             after = self._chill(after, (last == reset_id) & (ends > 0))
         return Read(log_probs, after, torch.as_tensor(found.penalty, device=self.device))
 
+    def read_on(
+        self,
+        tokens: Int[Tensor, "B T"],
+        carry: Carry,
+        generator: torch.Generator | None = None,
+    ) -> Read:
+        """As `train.next_token.Reader` says."""
+        found = self._read(tokens, None, carry, generator)
+        penalty = found.penalty
+        if not isinstance(penalty, Tensor):
+            penalty = torch.full((), float(penalty), device=tokens.device)
+        return Read(found.token_log_probs, found.carry, penalty)
+
     def _chill(self, carry: Carry, rows: Bool[Tensor, " B"]) -> Carry:
         """The carry, cold in some rows."""
         if not bool(rows.any()):

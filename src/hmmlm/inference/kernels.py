@@ -13,11 +13,16 @@ from hmmlm.transitions import Dense, Factored
 
 
 class KernelCounts(NamedTuple):
-    """Counts in the order of `HMM.fields`, float32; rows that are `low` lost digits."""
+    """Counts in the order of `HMM.fields`, float32; rows that are `low` lost digits.
+
+    With a `first`, those of it come last, and `log_last` is log p(z | all words) of the states of
+    each row's last word.
+    """
 
     log_scales: Float[Tensor, "B T"]
     fields: tuple[Tensor, ...]
     low: Bool[Tensor, " B"]
+    log_last: Float[Tensor, "B K"] | None = None
 
 
 @full_products()
@@ -27,19 +32,30 @@ def count(
     restart: Bool[Tensor, "B T"],
     ends: Int[Tensor, " B"],
     times: Float[Tensor, " B"],
+    first: Float[Tensor, "B K"] | None = None,
 ) -> KernelCounts:
     """Expected counts, each row taken so many times, of rows whose first step starts afresh.
 
-    `ends` are the numbers of steps, 0 for a row that is none. Nothing is checked: the caller knows
-    that the support is dense or a partition, that sources are the states, and that the ids are
-    those of words.
+    Unless `first` is given: where `restart` does not say so, the first step's states then have
+    these log-probabilities (for blocks only). `ends` are the numbers of steps, 0 for a row that is
+    none. Nothing is checked: the caller knows that the support is dense or a partition, that
+    sources are the states, and that the ids are those of words.
     """
     tokens, restart = tokens.contiguous(), restart.contiguous()
-    run = _dense if hmm.support.is_dense else _blocks
-    return run(hmm, tokens, restart, ends, times)
+    if hmm.support.is_dense:
+        assert first is None
+        return _dense(hmm, tokens, restart, ends, times)
+    return _blocks(hmm, tokens, restart, ends, times, first)
 
 
-def _blocks(hmm: HMM, tokens: Tensor, restart: Tensor, ends: Tensor, times: Tensor) -> KernelCounts:
+def _blocks(
+    hmm: HMM,
+    tokens: Tensor,
+    restart: Tensor,
+    ends: Tensor,
+    times: Tensor,
+    first: Tensor | None,
+) -> KernelCounts:
     from hmmlm.ops.row_sums.kernel import sum_ordered
     from hmmlm.ops.tile_chain import counts_kernel, kernel, tiles_kernel
 
@@ -47,6 +63,7 @@ def _blocks(hmm: HMM, tokens: Tensor, restart: Tensor, ends: Tensor, times: Tens
     here = support.row_of_word[tokens]  # (B, T)
     active = torch.arange(tokens.shape[1], device=tokens.device) < ends[:, None]
     through = active & ~restart
+    through[:, 0] = False
     before = torch.where(through, here.roll(1, 1), tiles_kernel.NONE)
     where = tiles_kernel.Map(support.rows, here, before)
     if isinstance(table, Factored):
@@ -56,8 +73,18 @@ def _blocks(hmm: HMM, tokens: Tensor, restart: Tensor, ends: Tensor, times: Tens
     else:
         squares = tiles_kernel.squares_of_table(table.log_trans, where)
     emissions = kernel.emissions_of(hmm.log_emit, tokens, ends)
-    passed = kernel.run(squares, where, hmm.log_init, emissions, ends, both=True)
+    start, shift = None, None
+    if first is not None:
+        states = support.rows[here[:, 0]]
+        initial = hmm.log_init[states.clamp(min=0)]
+        start = torch.where(restart[:, :1], initial, first).masked_fill(states < 0, -torch.inf)
+        shift = start.amax(1)
+        start = start - shift[:, None]
+    passed = kernel.run(squares, where, hmm.log_init, emissions, ends, both=True, start=start)
     met = kernel.meet(squares, emissions, passed, where, ends, times)
+    log_scales = met.log_scales
+    if shift is not None:
+        log_scales[:, 0] += torch.where(active[:, 0], shift, 0.0)
     # One order serves rows of the map and words, which are parts of them.
     ordered, order = support.word_keys[tokens].flatten().sort()
     offsets = torch.searchsorted(ordered, support.row_keys)
@@ -75,14 +102,20 @@ def _blocks(hmm: HMM, tokens: Tensor, restart: Tensor, ends: Tensor, times: Tens
     starts, leaving = by_state[:, :-1]
     low = passed.low.any(0) | (emissions.low > 0)
     if isinstance(table, Dense):
-        counts = counts_kernel.table_counts(
-            squares, where, passed.joints, met.pairs, hmm.num_states
+        trans = (
+            counts_kernel.table_counts(squares, where, passed.joints, met.pairs, hmm.num_states),
         )
-        return KernelCounts(met.log_scales, (starts, counts, emit), low)
-    to_left, to_right = counts_kernel.factor_counts(
-        squares, where, passed.joints, met.pairs, left, right, precision, (order, offsets)
-    )
-    return KernelCounts(met.log_scales, (starts, to_left, to_right, leaving.neg_(), emit), low)
+    else:
+        to_left, to_right = counts_kernel.factor_counts(
+            squares, where, passed.joints, met.pairs, left, right, precision, (order, offsets)
+        )
+        trans = to_left, to_right, leaving.neg_()
+    fields, log_last = (starts, *trans, emit), None
+    if first is not None:
+        fields += (met.posteriors[:, 0].masked_fill(restart[:, :1] | ~active[:, :1], 0.0),)
+        row = torch.arange(len(ends), device=ends.device)
+        log_last = (passed.joints[row, ends] / passed.totals[row, ends, None]).log()
+    return KernelCounts(log_scales, fields, low, log_last)
 
 
 def _rows(table: Factored) -> Float[Tensor, "Z Z"]:

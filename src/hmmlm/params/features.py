@@ -95,7 +95,8 @@ class Features(nn.Module):
         """The HMM on all states, or on a subset, each distribution normalised over what is kept.
 
         `carried` are further states that belief may come from. `kept` is the support on the
-        subset, for who knows it already. O(S^2 H + V K H) time.
+        subset, for who knows it already; then a row stands for each of `carried`, in that order,
+        also for those of the subset. O(S^2 H + V K H) time.
         """
         device = next(self.parameters()).device
         if self.support.rows.device != device:
@@ -107,7 +108,9 @@ class Features(nn.Module):
             sources = states
             if carried is not None:
                 extra = carried.to(device)
-                sources = torch.cat([states, extra[~torch.isin(extra, states)]])
+                if kept is None:
+                    extra = extra[~torch.isin(extra, states)]
+                sources = torch.cat([states, extra])
         features = _Answers(self, sources, support.num_states, wanted_operand(device.type))
         with full_products():
             return HMM(

@@ -54,7 +54,7 @@ class Scalar(nn.Module):
         """The HMM on all states, or on a subset, each distribution normalised over what is kept.
 
         `carried` are further states that belief may come from. `kept` is the support on the
-        subset, for who knows it already. O(Z^2 + V K), or O(S Z + V K).
+        subset, for who knows it already, as `HMM.restrict` takes it. O(Z^2 + V K), or O(S Z + V K).
         """
         if self.support.rows.device != self.init_logits.device:
             self.support = self.support.to(self.init_logits.device)

@@ -1,10 +1,10 @@
-"""A training step as one CUDA graph: dropout, tables, recursion, gradient, clip and AdamW."""
+"""A training step as one CUDA graph: dropout, tables or layers, gradient, clip and AdamW."""
 
 import gc
 import warnings
 from collections.abc import Callable
 from inspect import signature
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from hmmlm.data.batches import Batch
 from hmmlm.errors import InputError
 from hmmlm.inference.dispatch import WIDEST
-from hmmlm.inference.kernels import count
 from hmmlm.ops.kernels import describe, why_not
-from hmmlm.products import full_products
+from hmmlm.params.scalar import Scalar
 from hmmlm.train.loop import Step, TrainSettings
-from hmmlm.train.loss import LEVELS, HmmLoss, arithmetic
+from hmmlm.train.loss import LEVELS, Differentiated, HmmLoss
+from hmmlm.train.next_token import NextTokenLoss
 
 WARM = 2
 """Steps taken as they are before a graph is captured: kernels are compiled, memory is found."""
@@ -26,19 +26,34 @@ class Failed(Exception):
     """Kernels could not take a step, for this reason; all is as it was before."""
 
 
+@runtime_checkable
+class Capturable(Protocol):
+    """A loss whose gradient is made without waiting for the device."""
+
+    generator: torch.Generator
+
+    def fit(self, batch: Batch, done: float) -> float | None:
+        """The share of dropout, which a graph is captured for; None if this batch is for none."""
+        ...
+
+    def differentiate(
+        self, tokens: Tensor, restart: Tensor, ends: Tensor, level: float, precision: str
+    ) -> Differentiated: ...
+
+
 class GraphedSteps:
-    """Steps of an HMM's loss on blocks or dense states, replayed from CUDA graphs.
+    """Steps of an HMM's loss on blocks or dense states, or of a network's, from CUDA graphs.
 
     There is a graph for each shape of batches and each number of kept states, `LEVELS` at most;
     other steps are taken as they are, with the same numbers. Where a row of the batch loses
-    digits, or a number is not finite, the weights stay as they are. A graph that cannot be made
-    is the last one: `tell` hears why, and the kernels run without.
+    digits, or a number is not finite, the weights and what is carried stay as they are. A graph
+    that cannot be made is the last one: `tell` hears why, and steps go on without.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        loss: HmmLoss,
+        loss: Capturable,
         optimiser: torch.optim.AdamW,
         settings: TrainSettings,
         tell: Callable[[str], None] = warnings.warn,
@@ -65,7 +80,9 @@ class GraphedSteps:
         Where kernels fail that is `Failed`. Either way all is as it was before. `peek` gives the
         batch of the next step, which is made ready while the device works on this one.
         """
-        level = self.loss.dropout.at(done)
+        level = self.loss.fit(batch, done)
+        if level is None:
+            return None
         key = (tuple(batch.tokens.shape), level)
         taken = self.taken[key] = self.taken.get(key, 0) + 1
         for part in self.optimiser.param_groups:
@@ -143,30 +160,19 @@ class GraphedSteps:
             torch.cuda.empty_cache()
         return reason
 
-    @full_products()
     def compute(self, packed: Tensor, level: float) -> Tensor:
         """The loss, the norm of the gradient, and whether the step was left out, (3,)."""
-        tokens, restart, ends = unpack(packed)
         self.optimiser.zero_grad()
-        states = kept = None
-        if level > 0:
-            keeper = self.loss.keeper(level)
-            states, kept = keeper.draw(self.loss.generator), keeper.support
-        with arithmetic(self.settings.precision, self.device.type):
-            hmm = self.model(states, kept=kept)
-        with torch.no_grad():
-            number = ends.sum()
-            times = (-1.0 / number.to(torch.float32)).expand(len(ends))
-            counted = count(hmm.detach(), tokens, restart, ends, times)
-            value = -counted.log_scales.sum(dtype=torch.float64) / number
-        torch.autograd.backward(hmm.fields(), counted.fields)
+        made = self.loss.differentiate(*unpack(packed), level, self.settings.precision)
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
-        numbers = norm + value
+        numbers = norm + made.value
         # A number less itself is zero, unless it is not finite; each call is a kernel of its own.
-        self.skip.copy_((numbers - numbers != 0) | counted.low.any())
+        self.skip.copy_((numbers - numbers != 0) | made.is_low)
         self.scale.copy_(((norm + 1e-6) / self.settings.clip).clamp(min=1.0))
-        answer = torch.stack([value.float(), norm.float(), self.skip])
+        answer = torch.stack([made.value.float(), norm.float(), self.skip])
+        for held, new in made.carried:
+            held.copy_(torch.where(self.skip > 0, held, new))
         # The fused step divides gradients by the one and does nothing if the other is 1.
         scaling = {"grad_scale": self.scale, "found_inf": self.skip}
         vars(self.optimiser).update(scaling)
@@ -216,19 +222,25 @@ def unpack(packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def why_no_graph(loss: object, model: nn.Module, settings: TrainSettings, ranks: int) -> str | None:
     """What keeps steps from being captured; None if nothing does."""
-    if not isinstance(loss, HmmLoss):
-        return "the loss is not that of an HMM"
     device = next(model.parameters()).device
-    if (reason := why_no_graph_on(device, settings.precision)) is not None:
-        return reason
+    if device.type != "cuda":
+        return f"graphs are of a CUDA device, and this is {device.type}"
     if ranks > 1:
         return "ranks exchange gradients between the parts of a step"
     if settings.accumulate != 1:
         return "gradients of several batches are summed"
-    if loss.carry:
-        return "belief is carried from batch to batch"
+    if isinstance(loss, NextTokenLoss):
+        return _why_no_graph_of_network(loss)
+    if not isinstance(loss, HmmLoss):
+        return "the loss is neither that of an HMM nor of a network"
+    # Of tables without products nothing is rounded.
+    precision = "bf16" if isinstance(model, Scalar) else settings.precision
+    if (reason := why_no_graph_on(device, precision)) is not None:
+        return reason
     if not loss.support.is_partition:
         return "words share only a part of their states"
+    if loss.carry and loss.support.is_dense:
+        return "belief is carried over all states, and kernels carry that of blocks"
     if not loss.support.is_dense and loss.support.width > WIDEST:
         return f"a block has {loss.support.width:,} states, and the kernels take {WIDEST:,}"
     if "kept" not in signature(model.forward).parameters:
@@ -238,8 +250,16 @@ def why_no_graph(loss: object, model: nn.Module, settings: TrainSettings, ranks:
     return None
 
 
+def _why_no_graph_of_network(loss: NextTokenLoss) -> str | None:
+    if not loss.carry:
+        return "every batch starts cold"
+    if loss.reset_id is not None:
+        return "rows are cut where a sentence ends"
+    return None
+
+
 def why_no_graph_on(device: torch.device, precision: str) -> str | None:
-    """What keeps steps of whatever model from being captured on a device; None if nothing does."""
+    """What keeps steps of whatever HMM from being captured on a device; None if nothing does."""
     if device.type != "cuda":
         return f"graphs are of a CUDA device, and this is {device.type}"
     if (reason := why_not(device)) is not None:

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -12,12 +13,14 @@ from hmmlm.data.batches import Batch
 from hmmlm.hmm import HMM
 from hmmlm.inference import counts
 from hmmlm.inference.gradients import with_gradient
+from hmmlm.inference.kernels import count
 from hmmlm.ops.kernels import are_allowed
 from hmmlm.params.dropout import Keeper, check_rate, keep_states
-from hmmlm.products import tf32_products
+from hmmlm.products import full_products, tf32_products
 from hmmlm.results import Belief
 from hmmlm.support import Support
 from hmmlm.train.distributed import ONE, Ranks
+from hmmlm.transitions import Factored
 
 LEVELS = 8
 """Rates that a changing dropout goes through: for each of them some things are made once."""
@@ -44,6 +47,18 @@ class Dropout:
             return self.rate
         level = min(LEVELS - 1, int(done * LEVELS))
         return self.rate + (self.last - self.rate) * level / (LEVELS - 1)
+
+
+class Differentiated(NamedTuple):
+    """What a loss made of a batch, on the device; the gradient is with the parameters.
+
+    `value` are nats per token; where it `is_low` digits were lost. `carried` pairs tensors that are
+    carried from batch to batch with what is to stand in them afterwards.
+    """
+
+    value: Float[Tensor, ""]
+    is_low: Bool[Tensor, ""]
+    carried: Sequence[tuple[Tensor, Tensor]] = ()
 
 
 class HmmLoss:
@@ -79,6 +94,7 @@ class HmmLoss:
         self.keepers: dict[float, Keeper] = {}
         self.implementation = implementation
         self.belief: Belief | None = None
+        self.held: dict[tuple[int, ...], Belief] = {}  # where captured steps carry it, by shape
 
     def __call__(self, batch: Batch, done: float) -> Float[Tensor, ""]:
         """The loss of a batch when a share `done` of training is over."""
@@ -104,6 +120,86 @@ class HmmLoss:
                 implementation=self._implementation(),
             )
         return value
+
+    def fit(self, batch: Batch, done: float) -> float | None:
+        """The rate of dropout, if `differentiate` takes the batch; else None."""
+        level = self.dropout.at(done)
+        if not self.carry:
+            return level
+        width = self.keeper(level).support.width if level > 0 else self.support.width
+        shape, belief = (len(batch.tokens), width), self.belief
+        if belief is None or bool(batch.restart[:, 0].all()) or len(belief.states) != shape[0]:
+            return None
+        if (missing := width - belief.states.shape[1]) < 0:
+            return None
+        if shape not in self.held:
+            self.held[shape] = Belief(
+                belief.states.new_empty(shape),
+                torch.empty(shape, device=belief.states.device),
+                torch.empty_like(belief.fresh),
+            )
+        held = self.held[shape]
+        if belief is not held:
+            held.states.copy_(nn.functional.pad(belief.states, (0, missing), value=-1))
+            padded = nn.functional.pad(belief.log_probs, (0, missing), value=-torch.inf)
+            held.log_probs.copy_(padded)
+            held.fresh.copy_(belief.fresh)
+            self.belief = held
+        return level
+
+    @full_products()
+    def differentiate(
+        self,
+        tokens: Int[Tensor, "B T"],
+        restart: Bool[Tensor, "B T"],
+        ends: Int[Tensor, " B"],
+        level: float,
+        precision: str,
+    ) -> Differentiated:
+        """As a call and its `backward`, by kernels, for batches that `fit`; see `Capturable`."""
+        states = kept = extra = None
+        belief = self.belief if self.carry else None
+        if level > 0:
+            keeper = self.keeper(level)
+            states, kept = keeper.draw(self.generator), keeper.support
+            if belief is not None:
+                extra = belief.states.flatten().clamp(min=0)
+        with arithmetic(precision, tokens.device.type):
+            hmm = self.model(states, extra, kept=kept)
+        restart = restart.clone()
+        if self.reset_id is not None:
+            restart[:, 1:] |= tokens[:, :-1] == self.reset_id
+        first, roots = None, hmm.fields()
+        if belief is not None:
+            if self.reset_at_ends:
+                restart[:, 0] |= belief.fresh
+            first = _entered(hmm, tokens[:, 0], belief, restart[:, 0])
+            hmm = _without_extra(hmm)
+            roots = (*hmm.fields(), first)
+        with torch.no_grad():
+            number = ends.sum()
+            times = (-1.0 / number.to(torch.float32)).expand(len(ends))
+            start = None if first is None else first.detach()
+            counted = count(hmm.detach(), tokens, restart, ends, times, start)
+            value = -counted.log_scales.sum(dtype=torch.float64) / number
+            carried = ()
+            if belief is not None:
+                assert counted.log_last is not None
+                after = self._after(hmm, tokens, ends, counted.log_last)
+                carried = tuple(zip(belief, after, strict=True))
+        torch.autograd.backward(roots, counted.fields)
+        return Differentiated(value, counted.low.any(), carried)
+
+    def _after(self, hmm: HMM, tokens: Tensor, ends: Tensor, log_probs: Tensor) -> Belief:
+        """The belief at the end of each row."""
+        last = tokens.gather(1, (ends - 1).clamp(min=0)[:, None])[:, 0]
+        states = hmm.support.states_of(last)
+        if hmm.state_ids is not None:
+            states = torch.where(states < 0, -1, hmm.state_ids[states.clamp(min=0)])
+        fresh = torch.zeros_like(last, dtype=torch.bool)
+        if self.reset_id is not None:
+            fresh = last == self.reset_id
+        return Belief(states, log_probs, fresh)
 
     def _implementation(self) -> str:
         """What was asked for, unless that may be kernels and they are not allowed."""
@@ -152,6 +248,35 @@ class HmmLoss:
         if not self.reset_at_ends:
             belief = belief._replace(fresh=torch.zeros_like(belief.fresh))
         return belief
+
+
+def _entered(
+    hmm: HMM, words: Int[Tensor, " B"], belief: Belief, afresh: Bool[Tensor, " B"]
+) -> Float[Tensor, "B K"]:
+    """log p(z | words before) of the states of each row's first word, differentiable.
+
+    Of an HMM on a subset the last sources are the belief's, one by one. Rows that start afresh are
+    any numbers.
+    """
+    rows, width = belief.states.shape
+    sources, log_probs = belief.states, belief.log_probs
+    if hmm.state_ids is not None:
+        places = torch.arange(rows * width, device=words.device).view(rows, width)
+        sources = torch.where(belief.states < 0, -1, hmm.num_states + places)
+    log_probs = torch.where(afresh[:, None], 0.0, log_probs)
+    tile = hmm.transitions.tile(sources, hmm.support.states_of(words))
+    return torch.logsumexp(tile + log_probs[:, :, None], 1)
+
+
+def _without_extra(hmm: HMM) -> HMM:
+    """The same whose sources are its states."""
+    table, states = hmm.transitions, hmm.num_states
+    if isinstance(table, Factored):
+        left, right, log_norm = table.fields()
+        table = table.with_fields(left[:states], right, log_norm[:states])
+    else:
+        table = table.with_fields(table.log_trans[:states])
+    return replace(hmm, transitions=table, source_ids=hmm.state_ids)
 
 
 def arithmetic(precision: str, place: str) -> AbstractContextManager[object]:

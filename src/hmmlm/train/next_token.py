@@ -1,6 +1,7 @@
 """The loss of a model that reads text word by word: nats per token, what it read carried on."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -8,6 +9,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from hmmlm.data.batches import Batch
+from hmmlm.products import full_products, torch_tf32
+from hmmlm.train.loss import Differentiated, arithmetic
 
 
 class Read(NamedTuple):
@@ -42,6 +45,15 @@ class Reader(Protocol):
         generator: torch.Generator | None = None,
     ) -> Read: ...
 
+    def read_on(
+        self,
+        tokens: Int[Tensor, "B T"],
+        carry: dict[str, Tensor],
+        generator: torch.Generator | None = None,
+    ) -> Read:
+        """As `read`, of whole rows that all go on, without waiting for the device."""
+        ...
+
 
 class NextTokenLoss:
     """-log p(batch) / tokens of a `Reader`.
@@ -58,6 +70,7 @@ class NextTokenLoss:
         self.device = next(model.parameters()).device
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.carried: dict[str, Tensor] = {}
+        self.held: dict[int, dict[str, Tensor]] = {}  # where captured steps carry it, by rows
 
     def __call__(self, batch: Batch, done: float) -> Float[Tensor, ""]:
         """The loss of a batch; its gradient is that of nats and penalty, its value the nats."""
@@ -79,6 +92,42 @@ class NextTokenLoss:
         nats = -read.token_log_probs.sum() / batch.num_tokens
         return nats + read.penalty - read.penalty.detach()
 
+    def fit(self, batch: Batch, done: float) -> float | None:
+        """0.0 (there are no kept states), if `differentiate` takes the batch; else None."""
+        rows, length = batch.tokens.shape
+        goes_on = self.carried and not bool(batch.restart.any())
+        if not goes_on or batch.num_tokens != rows * length:
+            return None
+        if any(len(part) != rows for part in self.carried.values()):
+            return None
+        held = self.held.setdefault(rows, {})
+        for name, part in self.carried.items():
+            if name not in held:
+                held[name] = part.clone()
+            elif part is not held[name]:
+                held[name].copy_(part)
+        self.carried = held
+        return 0.0
+
+    def differentiate(
+        self,
+        tokens: Int[Tensor, "B T"],
+        restart: Bool[Tensor, "B T"],
+        ends: Int[Tensor, " B"],
+        level: float,
+        precision: str,
+    ) -> Differentiated:
+        """As a call and its `backward`, for batches that `fit`; see `graph.Capturable`."""
+        assert isinstance(self.model, Reader)
+        with products_of(precision):
+            with arithmetic(precision, self.device.type):
+                read = self.model.read_on(tokens, self.carried, self.generator)
+            nats = -read.token_log_probs.sum() / tokens.numel()
+            (nats + read.penalty).backward()
+        after = [(part, read.carry[name].detach()) for name, part in self.carried.items()]
+        never = torch.zeros((), dtype=torch.bool, device=self.device)
+        return Differentiated(nats.detach(), never, after)
+
     def state(self) -> dict[str, Tensor]:
         """The generator of the dropout and what is carried."""
         held = {f"carry.{name}": tensor for name, tensor in self.carried.items()}
@@ -91,3 +140,8 @@ class NextTokenLoss:
             for name, tensor in state.items()
             if name.startswith("carry.")
         }
+
+
+def products_of(precision: str) -> AbstractContextManager[object]:
+    """Within it torch's own products, and LSTMs, are made in a precision."""
+    return torch_tf32() if precision == "tf32" else full_products()

@@ -18,6 +18,7 @@ from hmmlm.train.distributed import ONE, Ranks
 from hmmlm.train.graph import Failed, GraphedSteps, why_no_graph
 from hmmlm.train.loop import Batches, Progress, Step, Training, TrainSettings
 from hmmlm.train.loss import HmmLoss, arithmetic
+from hmmlm.train.next_token import NextTokenLoss, products_of
 
 
 @runtime_checkable
@@ -87,7 +88,7 @@ class Sgd:
         if optimiser != "adamw":
             self.why_no_graph = f"the optimiser is {optimiser}"
         if self.why_no_graph is None and isinstance(self.optimiser, torch.optim.AdamW):
-            assert isinstance(loss, HmmLoss)
+            assert isinstance(loss, HmmLoss | NextTokenLoss)
             self.graphed = GraphedSteps(model, loss, self.optimiser, settings, self._tell)
 
     can_be_left = False  # a loss may draw numbers and carry something on with every batch
@@ -97,7 +98,7 @@ class Sgd:
             return self._step(batches, rate, done)
         (batch,) = batches = list(batches)
         try:
-            made = self.graphed.step(batch, rate, done, self.peek)
+            made = self.graphed.step(batch, self._rate(rate, batch.num_tokens), done, self.peek)
         except Failed as error:
             made = None
             self._leave_kernels(str(error))
@@ -107,6 +108,10 @@ class Sgd:
         asked = isinstance(self.loss, HmmLoss) and self.loss.implementation == "kernel"
         with without_kernels() if asked else nullcontext():
             return self._step(batches, rate, done)
+
+    def _rate(self, rate: float, tokens: int | float) -> float:
+        """The learning rate of a step of so many tokens."""
+        return rate * tokens / self.full_tokens if self.full_tokens else rate
 
     def _step(self, batches: Iterable[Batch], rate: float, done: float) -> Step:
         """The step as PyTorch takes it, for any loss and any number of batches and ranks."""
@@ -124,9 +129,8 @@ class Sgd:
                 parameter.grad /= tokens / self.ranks.ranks  # they come as means over the ranks
         value /= tokens
         norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip))
-        if self.full_tokens:
-            rate *= tokens / self.full_tokens
         if math.isfinite(value) and math.isfinite(norm):
+            rate = self._rate(rate, tokens)
             for part in self.optimiser.param_groups:
                 if isinstance(part["lr"], Tensor):
                     part["lr"].fill_(rate)
@@ -137,9 +141,13 @@ class Sgd:
 
     def _add(self, batch: Batch, done: float) -> float:
         """The loss of a batch; its gradients are added to those that are there."""
-        in_full = full_products() if isinstance(self.loss, HmmLoss) else nullcontext()
-        with in_full, without_kernels() if self.is_plain else nullcontext():
-            with arithmetic(self.settings.precision, self.place):
+        precision, products = self.settings.precision, nullcontext()
+        if isinstance(self.loss, NextTokenLoss):
+            products = products_of(precision)
+        elif isinstance(self.loss, HmmLoss):
+            products = full_products()
+        with products, without_kernels() if self.is_plain else nullcontext():
+            with arithmetic(precision, self.place):
                 nats = (self.shared or self.loss)(batch, done)
             (nats * batch.num_tokens).backward()
         return float(nats.detach())

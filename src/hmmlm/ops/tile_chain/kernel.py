@@ -107,10 +107,10 @@ def _multiplied(
 
 @triton.jit
 def _go_forward(
-    row, begin, end, C, K, Q, rows, here, before, tile_of, probs, shrink, log_init, emissions,
-    joints, totals, low, LEAST,
+    row, begin, end, C, K, Q, rows, here, before, tile_of, probs, shrink, log_init, log_start,
+    emissions, joints, totals, low, LEAST,
     WIDE: tl.constexpr, STRIP: tl.constexpr, STAGES: tl.constexpr, SIDE: tl.constexpr,
-    EVEN: tl.constexpr, SHARED: tl.constexpr, BEST: tl.constexpr,
+    EVEN: tl.constexpr, SHARED: tl.constexpr, BEST: tl.constexpr, STARTED: tl.constexpr,
 ):  # fmt: skip
     """Sums over the states before or, with BEST, the largest of them.
 
@@ -140,8 +140,12 @@ def _go_forward(
             tl.store(totals + after - 1, total)
             if source < 0:
                 states = _ids(rows, tl.load(here + step), K, 0, WIDE)
-                log_start = tl.load(log_init + states, mask=states >= 0, other=float("-inf"))
-                message = tl.exp(log_start) * emission
+                start_at = log_init + states
+                if STARTED:
+                    is_first = step == row * C
+                    start_at = tl.where(is_first, log_start + row * K + slots, start_at)
+                logs = tl.load(start_at, mask=states >= 0, other=float("-inf"))
+                message = tl.exp(logs) * emission
             else:
                 raw = _over(sums, 0, BEST)
                 lost = tl.maximum(lost, ((raw < LEAST) & (emission > 0)).to(tl.int32))
@@ -190,19 +194,19 @@ def _go_back(
 
 @triton.jit
 def _pass(
-    ends, begin, C, K, Q, rows, here, before, tile_of, probs, turned, shrink, log_init, emissions,
-    joints, totals, backs, low, low_back, LEAST,
+    ends, begin, C, K, Q, rows, here, before, tile_of, probs, turned, shrink, log_init, log_start,
+    emissions, joints, totals, backs, low, low_back, LEAST,
     FORWARD: tl.constexpr, BACK: tl.constexpr, WIDE: tl.constexpr, STRIP: tl.constexpr,
     STAGES: tl.constexpr, SIDE: tl.constexpr, EVEN: tl.constexpr, SHARED: tl.constexpr,
-    BEST: tl.constexpr,
+    BEST: tl.constexpr, STARTED: tl.constexpr,
 ):  # fmt: skip
     """One row, forward or back: they do not need one another."""
     row = tl.program_id(0)
     end = tl.load(ends + row).to(tl.int32)
     if FORWARD and (not BACK or tl.program_id(1) == 0):
         _go_forward(row, begin, end, C, K, Q, rows, here, before, tile_of, probs, shrink, log_init,
-                    emissions, joints, totals, low, LEAST, WIDE, STRIP, STAGES, SIDE, EVEN, SHARED,
-                    BEST)  # fmt: skip
+                    log_start, emissions, joints, totals, low, LEAST, WIDE, STRIP, STAGES, SIDE,
+                    EVEN, SHARED, BEST, STARTED)  # fmt: skip
     if BACK and (not FORWARD or tl.program_id(1) == 1):
         _go_back(row, begin, end, C, K, Q, rows, before, tile_of, turned, shrink, emissions, backs,
                  low_back, LEAST, WIDE, STRIP, STAGES, SIDE, EVEN, SHARED)  # fmt: skip
@@ -267,6 +271,7 @@ def run(
     *,
     begin: int = 0,
     message: Tensor | None = None,
+    start: Tensor | None = None,
     forward: Passed | None = None,
     back: Tensor | None = None,
     both: bool = False,
@@ -274,9 +279,10 @@ def run(
 ) -> Passed:
     """The forward pass, or the backward pass after it, or `both` at once.
 
-    `message` (B, K) is that of the step before `begin`; `back` is what comes back into each row's
-    last step, all ones if None. `ends` (B,) is the number of steps of each row. With `best` a
-    forward message is of the best path into each state, not of all, and its total the best of all.
+    `message` (B, K) is that of the step before `begin`; `start` (B, K), if given, stands for
+    `log_init` where the first step of a row starts afresh; `back` is what comes back into each
+    row's last step, all ones if None. `ends` (B,) is the number of steps of each row. With `best`
+    a forward message is of the best path into each state, not of all, and its total the best.
     """
     (batch, steps), slots = where.here.shape, where.rows.shape[1]
     device, with_back = where.here.device, both or forward is not None
@@ -300,10 +306,11 @@ def run(
     _pass[(batch, 2 if both else 1)](
         ends, begin, steps, slots, squares.shrink.shape[1], where.rows, where.here, where.before,
         _tiles(where), squares.probs, squares.probs if turned is None else turned, squares.shrink,
-        log_init, emissions.probs, joints, totals, backs, low[0], low[1], lowest(torch.float32),
+        log_init, log_init if start is None else start.contiguous(), emissions.probs, joints,
+        totals, backs, low[0], low[1], lowest(torch.float32),
         FORWARD=forward is None, BACK=with_back, WIDE=wide, STRIP=strip, STAGES=stages,
         SIDE=side(slots), EVEN=slots == wide, SHARED=where.shared is not None, BEST=best,
-        num_warps=warps,
+        STARTED=start is not None, num_warps=warps,
     )  # fmt: skip
     return Passed(joints, totals, backs, low)
 
