@@ -52,7 +52,9 @@ class Keeper:
         self.keep, self.firsts = keep, keep.cumsum(0) - keep
         self.is_kept = slots < keep[:, None]  # (R, k)
         self.places = self.is_kept.flatten().nonzero().flatten()
-        width = min(math.ceil(len(slots) / ALIGNED) * ALIGNED, support.width)
+        width = len(slots)
+        if len(keep) > 1:  # one row without padding is a support of all states
+            width = min(math.ceil(width / ALIGNED) * ALIGNED, support.width)
         rows = torch.full((len(keep), width), -1, device=keep.device)
         rows[:, : len(slots)][self.is_kept] = torch.arange(len(self.places), device=keep.device)
         self.support = Support(rows, support.row_of_word, len(self.places))
