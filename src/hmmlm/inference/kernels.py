@@ -27,19 +27,30 @@ def count(
     restart: Bool[Tensor, "B T"],
     ends: Int[Tensor, " B"],
     times: Float[Tensor, " B"],
+    wide: bool = False,
 ) -> KernelCounts:
     """Expected counts, each row taken so many times, of rows whose first step starts afresh.
 
     `ends` are the numbers of steps, 0 for a row that is none. Nothing is checked: the caller knows
     that the support is dense or a partition, that sources are the states, and that the ids are
-    those of words.
+    those of words. `wide` messages are float64, of blocks alone: dense chains know no others than
+    float32.
     """
     tokens, restart = tokens.contiguous(), restart.contiguous()
-    run = _dense if hmm.support.is_dense else _blocks
-    return run(hmm, tokens, restart, ends, times)
+    if hmm.support.is_dense:
+        assert not wide
+        return _dense(hmm, tokens, restart, ends, times)
+    return _blocks(hmm, tokens, restart, ends, times, torch.float64 if wide else torch.float32)
 
 
-def _blocks(hmm: HMM, tokens: Tensor, restart: Tensor, ends: Tensor, times: Tensor) -> KernelCounts:
+def _blocks(
+    hmm: HMM,
+    tokens: Tensor,
+    restart: Tensor,
+    ends: Tensor,
+    times: Tensor,
+    messages: torch.dtype,
+) -> KernelCounts:
     from hmmlm.ops.row_sums.kernel import sum_ordered
     from hmmlm.ops.tile_chain import counts_kernel, kernel, tiles_kernel
 
@@ -52,16 +63,18 @@ def _blocks(hmm: HMM, tokens: Tensor, restart: Tensor, ends: Tensor, times: Tens
     if isinstance(table, Factored):
         dtype, precision = table.operand
         left, right = table.left.to(dtype), table.right.to(dtype)
-        squares = tiles_kernel.squares_of_factors(left, right, table.log_norm, where, precision)
+        squares = tiles_kernel.squares_of_factors(
+            left, right, table.log_norm, where, precision, dtype=messages
+        )
     else:
-        squares = tiles_kernel.squares_of_table(table.log_trans, where)
-    emissions = kernel.emissions_of(hmm.log_emit, tokens, ends)
+        squares = tiles_kernel.squares_of_table(table.log_trans, where, dtype=messages)
+    emissions = kernel.emissions_of(hmm.log_emit, tokens, ends, dtype=messages)
     passed = kernel.run(squares, where, hmm.log_init, emissions, ends, both=True)
     met = kernel.meet(squares, emissions, passed, where, ends, times)
     # One order serves rows of the map and words, which are parts of them.
     ordered, order = support.word_keys[tokens].flatten().sort()
     offsets = torch.searchsorted(ordered, support.row_keys)
-    flat, keys = met.posteriors.flatten(0, 1), support.word_keys
+    flat, keys = met.posteriors.flatten(0, 1).float(), support.word_keys
     begin, end = (torch.searchsorted(ordered, keys, right=right) for right in (False, True))
     emit = sum_ordered(order, begin, end, flat)
     # Of starts, and of steps that another follows: their transitions are as many as they are.
@@ -78,7 +91,7 @@ def _blocks(hmm: HMM, tokens: Tensor, restart: Tensor, ends: Tensor, times: Tens
         counts = counts_kernel.table_counts(
             squares, where, passed.joints, met.pairs, hmm.num_states
         )
-        return KernelCounts(met.log_scales, (starts, counts, emit), low)
+        return KernelCounts(met.log_scales, (starts, counts.float(), emit), low)
     to_left, to_right = counts_kernel.factor_counts(
         squares, where, passed.joints, met.pairs, left, right, precision, (order, offsets)
     )
