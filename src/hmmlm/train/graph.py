@@ -2,7 +2,7 @@
 
 import gc
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import Any
 
@@ -21,6 +21,9 @@ from hmmlm.train.loss import LEVELS, HmmLoss, arithmetic
 WARM = 2
 """Steps taken as they are before a graph is captured: kernels are compiled, memory is found."""
 
+SHORTEST, LONGEST = 50, 1000
+"""Steps in float64 after one that lost digits, before float32 is tried again: at first, at most."""
+
 
 class Failed(Exception):
     """Kernels could not take a step, for this reason; all is as it was before."""
@@ -29,10 +32,11 @@ class Failed(Exception):
 class GraphedSteps:
     """Steps of an HMM's loss on blocks or dense states, replayed from CUDA graphs.
 
-    There is a graph for each shape of batches and each number of kept states, `LEVELS` at most;
-    other steps are taken as they are, with the same numbers. Where a row of the batch loses
-    digits, or a number is not finite, the weights stay as they are. A graph that cannot be made
-    is the last one: `tell` hears why, and the kernels run without.
+    There is a graph for each shape of batches and each number of kept states, `LEVELS` at most in
+    float32 and in float64; other steps are taken as they are, with the same numbers. Where a row of
+    the batch loses digits, or a number is not finite, the weights stay as they are; on blocks the
+    step is taken again with messages in float64 (see `Widths`). A graph that cannot be made is the
+    last one: `tell` hears why, and the kernels run without.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class GraphedSteps:
         self.graphs: dict[tuple, Replay] = {}
         self.taken: dict[tuple, int] = {}
         self.may_capture = True
+        self.widths = Widths(can_widen=not loss.support.is_dense)
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         self.ahead: tuple[Batch, Tensor] | None = None  # the next batch, packed
         self.skip, self.scale = (torch.zeros((), device=self.device) for _ in range(2))
@@ -66,15 +71,39 @@ class GraphedSteps:
         batch of the next step, which is made ready while the device works on this one.
         """
         level = self.loss.dropout.at(done)
-        key = (tuple(batch.tokens.shape), level)
-        taken = self.taken[key] = self.taken.get(key, 0) + 1
         for part in self.optimiser.param_groups:
             part["lr"].fill_(rate)
         packed = self._pack(batch)
-        is_due = self.may_capture and taken > WARM and len(self.graphs) < LEVELS
+        for wide in self.widths.ways():
+            answer = self._take(packed, tuple(batch.tokens.shape), level, wide, peek)
+            if isinstance(answer, str) and not wide:
+                raise Failed(answer)
+            if isinstance(answer, str):
+                self.widths.can_widen = False
+                self.tell(f"Steps that lose digits are slower, because float64 failed: {answer}")
+                return None
+            value, norm, skipped = answer
+            self.widths.note(wide, bool(skipped))
+            if not skipped:
+                return Step(value, batch.num_tokens, norm)
+            peek = None  # the next batch is ready
+        return None
+
+    def _take(
+        self,
+        packed: Tensor,
+        shape: tuple[int, ...],
+        level: float,
+        wide: bool,
+        peek: Callable[[], Batch | None] | None,
+    ) -> list[float] | str:
+        """The numbers of a step, by a graph or without, or what went wrong."""
+        key = (shape, level, wide)
+        taken = self.taken[key] = self.taken.get(key, 0) + 1
+        is_due = self.may_capture and taken > WARM and len(self.graphs) < 2 * LEVELS
         answer: list[float] | str = "no graph"
         if key in self.graphs or is_due:
-            answer = self._try(lambda: self._replay(key, packed, level), peek)
+            answer = self._try(lambda: self._replay(key, packed, level, wide), peek)
             if isinstance(answer, str):
                 self.may_capture = False
                 self.tell(
@@ -82,17 +111,14 @@ class GraphedSteps:
                     f"failed: {answer}"
                 )
         if isinstance(answer, str):
-            answer = self._try(lambda: self.compute(self._send(packed), level), peek)
-        if isinstance(answer, str):
-            raise Failed(answer)
-        value, norm, skipped = answer
-        return None if skipped else Step(value, batch.num_tokens, norm)
+            answer = self._try(lambda: self.compute(self._send(packed), level, wide), peek)
+        return answer
 
-    def _replay(self, key: tuple, packed: Tensor, level: float) -> Tensor:
+    def _replay(self, key: tuple, packed: Tensor, level: float, wide: bool) -> Tensor:
         """The step by a graph, which is captured if there is none."""
         if key not in self.graphs:
             self.graphs[key] = Replay(
-                lambda given: self.compute(given, level),
+                lambda given: self.compute(given, level, wide),
                 packed,
                 self.loss.generator,
                 self.device,
@@ -144,7 +170,7 @@ class GraphedSteps:
         return reason
 
     @full_products()
-    def compute(self, packed: Tensor, level: float) -> Tensor:
+    def compute(self, packed: Tensor, level: float, wide: bool = False) -> Tensor:
         """The loss, the norm of the gradient, and whether the step was left out, (3,)."""
         tokens, restart, ends = unpack(packed)
         self.optimiser.zero_grad()
@@ -157,7 +183,7 @@ class GraphedSteps:
         with torch.no_grad():
             number = ends.sum()
             times = (-1.0 / number.to(torch.float32)).expand(len(ends))
-            counted = count(hmm.detach(), tokens, restart, ends, times)
+            counted = count(hmm.detach(), tokens, restart, ends, times, wide=wide)
             value = -counted.log_scales.sum(dtype=torch.float64) / number
         torch.autograd.backward(hmm.fields(), counted.fields)
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
@@ -175,6 +201,41 @@ class GraphedSteps:
         finally:
             vars(self.optimiser).update(dict.fromkeys(scaling))
         return answer
+
+
+class Widths:
+    """Whether a step has messages in float32 or, for so many after one that lost digits, float64.
+
+    Then float32 is tried again; as long as that loses digits, twice as many follow.
+    """
+
+    def __init__(self, can_widen: bool) -> None:
+        self.can_widen, self.left, self.pause = can_widen, 0, SHORTEST
+
+    def ways(self) -> tuple[bool, ...]:
+        """What a step tries in turn: whether messages are float64."""
+        if not self.can_widen:
+            return (False,)
+        return (True,) if self.left > 0 else (False, True)
+
+    def note(self, wide: bool, skipped: bool) -> None:
+        """Takes in whether a step that was tried had to be left out."""
+        if wide:
+            self.left = max(0, self.left - 1)
+        elif skipped and self.can_widen:
+            self.left, self.pause = self.pause, min(2 * self.pause, LONGEST)
+        else:
+            self.pause = SHORTEST
+
+    def state(self) -> dict[str, Tensor]:
+        """What a training that goes on later needs, so that it takes the same steps."""
+        is_new = self.pause == SHORTEST
+        return {} if is_new else {"widths": torch.tensor([self.left, self.pause])}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        self.left, self.pause = 0, SHORTEST
+        if "widths" in state:
+            self.left, self.pause = state["widths"].tolist()
 
 
 class Replay:
