@@ -183,9 +183,10 @@ def test_drawn_paths_are_as_frequent_as_their_posterior(shape: str, monkeypatch)
     assert bool((gap < 5 * (expected * (1 - expected) / number).sqrt() + 1e-9).all())
 
 
-@pytest.mark.parametrize("transitions", TRANSITIONS)
 @pytest.mark.parametrize("shape", SUPPORTS)
-@pytest.mark.parametrize("gap", [200.0, 800.0])
+@pytest.mark.parametrize(
+    ("transitions", "gap"), [("dense", 200.0), ("factored", 200.0), ("dense", 800.0)]
+)
 def test_a_row_that_loses_digits_is_redone(
     shape: str, transitions: str, gap: float, monkeypatch
 ) -> None:
@@ -238,19 +239,19 @@ def make_peaked(transitions: str) -> HMM:
 def test_peaked_transitions_by_kernels_in_float64(transitions: str, monkeypatch) -> None:
     """Every row loses digits in float32, none in float64, where nothing but kernels is asked."""
     hmm = make_peaked(transitions)
-    truth_hmm, there, text = hmm.to(dtype=torch.float64), hmm.to(DEVICE), tokens()
+    truth_hmm, there, text = hmm.to(dtype=torch.float64), hmm.to(DEVICE), tokens()[:2, :5]
     truth = {
         name: getattr(inference, name)(truth_hmm, text, implementation="reference")
         for name in ("counts", "log_prob", "smooth", "viterbi")
     }
     restart = torch.zeros_like(text, dtype=torch.bool)
     restart[:, 0] = True
-    given = [part.to(DEVICE) for part in (text, restart, torch.full((3,), 9), torch.ones(3))]
+    given = [part.to(DEVICE) for part in (text, restart, torch.full((2,), 5), torch.ones(2))]
     assert count(there, *given).low.all()
     made = count(there, *given, wide=True)
     assert not made.low.any()
     expected = truth["counts"]
-    close(made.log_scales.sum(1) / expected.log_evidence.to(DEVICE), torch.ones(3), 1e-6)
+    close(made.log_scales.sum(1) / expected.log_evidence.to(DEVICE), torch.ones(2), 1e-6)
     for one, other in zip(made.fields, expected.fields(), strict=True):
         close(one / other.abs().max(), other / other.abs().max(), 1e-5)
     for name in ("DenseScaled", "Stepwise"):
