@@ -32,6 +32,7 @@ TARGET = GPUTarget("cuda", 90, 32)
 SHARED = 227 << 10  # bytes of shared memory that a program may have there
 POINTERS = {
     torch.float32: "*fp32",
+    torch.float64: "*fp64",
     torch.bfloat16: "*bf16",
     torch.int64: "*i64",
     torch.int32: "*i32",
@@ -67,26 +68,27 @@ def compile_instead(self, *args, grid, warmup, num_warps=4, num_stages=3, **cons
     assert made.metadata.shared <= SHARED, f"{key} needs {made.metadata.shared:,} shared bytes"
 
 
-def counts(support: Support, table: Dense | Factored) -> None:
+def counts(support: Support, table: Dense | Factored, wide: bool = False) -> None:
     states, words = support.num_states, support.vocab_size
     hmm = HMM(torch.zeros(states), table, torch.zeros(words, support.width), support)
     tokens = torch.zeros(2, 3, dtype=torch.long)
     given = hmm, tokens, tokens > 0, torch.tensor([3, 2]), torch.ones(2)
-    count(*given)
+    count(*given, wide=wide)
     if not support.is_dense:
-        count(*given, torch.zeros(2, support.width))
+        count(*given, torch.zeros(2, support.width), wide)
 
 
-def ask(support: Support, table: Dense | Factored) -> None:
+def ask(support: Support, table: Dense | Factored, dtype: torch.dtype = torch.float32) -> None:
     """Every question that kernels answer."""
     states, words = support.num_states, support.vocab_size
     hmm = HMM(torch.zeros(states), table, torch.zeros(words, support.width), support)
+    hmm = hmm.to(dtype=dtype)
     chain = Chain(hmm, torch.zeros(2, 3, dtype=torch.long))
     passes = kernel_passes(chain, back=True)
     passes.forward(0, 3, None, keep=True, best=True)
     forward = passes.forward(0, 3, None, keep=True)
-    sums = CountSums(table, torch.float32)
-    passes.backward(0, 3, None, forward, None, sums, torch.ones(2))
+    sums = CountSums(hmm.transitions, dtype)
+    passes.backward(0, 3, None, forward, None, sums, torch.ones(2, dtype=dtype))
     passes.trace(forward.messages, 1, None)
     passes.trace(forward.messages, 2, torch.zeros(2, 2, 3))
 
@@ -117,10 +119,11 @@ def main() -> int:
         support = Support.from_clusters([0, 1, 1, 0], slots)
         states = support.num_states
         factors = torch.zeros(states, 256)
-        for operand in (narrow, TF32):
-            counts(support, Factored(factors, factors, torch.zeros(states), operand))
-        if slots <= 256:
-            counts(support, Dense(torch.zeros(states, states), narrow))
+        for wide in (False, True):
+            for operand in (narrow, TF32):
+                counts(support, Factored(factors, factors, torch.zeros(states), operand), wide)
+            if slots <= 256:
+                counts(support, Dense(torch.zeros(states, states), narrow), wide)
     for states in (17, 512, 1024, 2048):
         counts(Support.dense(5, states), Dense(torch.zeros(states, states), narrow))
     for operand in (FLOAT32, narrow):
@@ -128,8 +131,14 @@ def main() -> int:
             support = Support.from_clusters([0, 1, 1, 0], slots)
             factors = torch.zeros(support.num_states, 256)
             ask(support, Factored(factors, factors, torch.zeros(support.num_states), operand))
+    for slots in (50, 128, 256, 1024):
+        support = Support.from_clusters([0, 1, 1, 0], slots)
+        factors, norms = torch.zeros(support.num_states, 256), torch.zeros(support.num_states)
+        ask(support, Factored(factors, factors, norms), torch.float64)
     for states in (17, 512, 600, 4096):
         ask(Support.dense(5, states), Dense(torch.zeros(states, states)))
+    for states in (17, 512):
+        ask(Support.dense(5, states), Dense(torch.zeros(states, states)), torch.float64)
     scores, ids = torch.zeros(3, 200), torch.zeros(3, 200, dtype=torch.long)
     choice.choose(scores, ids, ids[:, 0], ids[:, 0], 5)
     print(f"{len(compiled)} kernels compiled")

@@ -56,7 +56,7 @@ ROWS = (
     Row("VL-HMM 2^15 (faithful)", "wikitext-2", **VL_HMM, settings=FAITHFUL, mode="streaming",
         epochs=50, paper_val=166.6, paper_test=158.2),
     Row("VL-HMM 2^15 (packed)", "wikitext-2", **VL_HMM, settings=(*PACKED, *WIKITEXT_ROWS),
-        epochs=12, paper_val=166.6, paper_test=158.2),
+        epochs=10, paper_val=166.6, paper_test=158.2),
     Row("HMM |Z| = 900", "wikitext-2", "scalar", states=900, blocks=0, epochs=12,
         settings=(*WIKITEXT_ROWS, *SCALAR)),
     Row("HMM+RNN", "wikitext-2", "hmm_rnn", states=600, mode="streaming", epochs=20,

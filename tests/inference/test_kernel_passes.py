@@ -27,8 +27,8 @@ def tokens(seed: int = 0) -> Tensor:
     return torch.randint(7, (3, 9), generator=torch.Generator().manual_seed(seed))
 
 
-def close(ours: Tensor, truth: Tensor) -> None:
-    torch.testing.assert_close(ours.cpu().double(), truth.double(), rtol=0, atol=2e-4)
+def close(ours: Tensor, truth: Tensor, within: float = 2e-4) -> None:
+    torch.testing.assert_close(ours.cpu().double(), truth.double(), rtol=0, atol=within)
 
 
 SUPPORTS = {"blocks": BLOCKS, "one tile": Support.dense(7, 19), "dense": Support.dense(7, 19)}
@@ -65,25 +65,41 @@ def test_every_function(
 ) -> None:
     """In one stretch and in many, from p(z1) and from a belief that was carried."""
     hmm = make_hmm(how_made(shape, stretch, monkeypatch), transitions, scale=0.7)
-    there = hmm.to(DEVICE, torch.float32)
+    ask_everything(hmm, torch.float32, carried, missing=shape != "blocks")
+
+
+@pytest.mark.parametrize("transitions", TRANSITIONS)
+@pytest.mark.parametrize("carried", [False, True])
+@pytest.mark.parametrize("shape", ["blocks", "one tile"])
+def test_tables_in_float64(shape: str, transitions: str, carried: bool, monkeypatch) -> None:
+    """Whose answers have all of their digits."""
+    hmm = make_hmm(how_made(shape, 4, monkeypatch), transitions, scale=0.7)
+    ask_everything(hmm, torch.float64, carried, missing=shape != "blocks", within=1e-10)
+
+
+def ask_everything(
+    hmm: HMM, dtype: torch.dtype, carried: bool, missing: bool, within: float = 2e-4
+) -> None:
+    """What kernels say, of tables of a type, is what the reference says."""
+    there = hmm.to(DEVICE, dtype)
     belief, theirs = carried_belief(hmm) if carried else (None, None)
     how = {"lengths": LENGTHS, "reset_id": 4}
     text = tokens()
-    if shape != "blocks":
+    if missing:
         text[0, 3] = text[2, 0] = -1
     for name in ("log_prob", "filter", "smooth", "counts"):
         run = getattr(inference, name)
         truth = run(hmm, text, belief=belief, implementation="reference", **how)
         ours = run(there, text.to(DEVICE), belief=theirs, implementation="kernel", **how)
-        close(ours.log_evidence, truth.log_evidence)
-        close(ours.belief.log_probs.exp(), truth.belief.log_probs.exp())
+        close(ours.log_evidence, truth.log_evidence, within)
+        close(ours.belief.log_probs.exp(), truth.belief.log_probs.exp(), within)
         if isinstance(truth, StateProbs):
-            close(ours.dense(25).exp(), truth.dense(25).exp())
+            close(ours.dense(25).exp(), truth.dense(25).exp(), within)
         if isinstance(truth, Counts):
             for one, other in zip(ours.fields(), truth.fields(), strict=True):
-                close(one, other)
+                close(one, other, within)
         else:
-            close(ours.token_log_probs, truth.token_log_probs)
+            close(ours.token_log_probs, truth.token_log_probs, within)
 
 
 @pytest.mark.parametrize("transitions", TRANSITIONS)
@@ -167,21 +183,95 @@ def test_drawn_paths_are_as_frequent_as_their_posterior(shape: str, monkeypatch)
     assert bool((gap < 5 * (expected * (1 - expected) / number).sqrt() + 1e-9).all())
 
 
-@pytest.mark.parametrize("transitions", TRANSITIONS)
 @pytest.mark.parametrize("shape", SUPPORTS)
-def test_a_row_that_loses_digits_is_redone(shape: str, transitions: str, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("transitions", "gap"), [("dense", 200.0), ("factored", 200.0), ("dense", 800.0)]
+)
+def test_a_row_that_loses_digits_is_redone(
+    shape: str, transitions: str, gap: float, monkeypatch
+) -> None:
+    """In float64, by kernels where there are such; in log space what loses digits there too."""
     hmm = make_hmm(how_made(shape, 4, monkeypatch), transitions, scale=0.7)
-    hmm.log_emit[3, 0] = -200.0
+    hmm.log_emit[3, 0] = -gap
     text = tokens()
     text[0, 2] = 3
     there = hmm.to(DEVICE, torch.float32)
     truth = inference.counts(hmm, text, implementation="reference")
+    ways = spy_on_ways(monkeypatch)
     ours = inference.counts(there, text.to(DEVICE), implementation="kernel")
+    wider = ("scaled" if shape == "dense" else "kernel", torch.float64)
+    log_space = [("reference", torch.float64)] if gap == 800.0 else []
+    assert ways == [("kernel", torch.float32), wider, *log_space]
     close(ours.log_evidence, truth.log_evidence)
     for one, other in zip(ours.fields(), truth.fields(), strict=True):
         close(one, other)
     best = inference.viterbi(there, text.to(DEVICE), implementation="kernel")
     close(best.log_prob, inference.viterbi(hmm, text).log_prob)
+
+
+def spy_on_ways(monkeypatch) -> list[tuple[str, torch.dtype]]:
+    """The implementations that counts run in from here on, and the types of the tables."""
+    ways, real = [], dispatch.recursion
+
+    def run(chain: Chain, name: str, **how):
+        ways.append((name, chain.hmm.dtype))
+        return real(chain, name, **how)
+
+    monkeypatch.setattr("hmmlm.inference.smoothing.recursion", run)
+    return ways
+
+
+PEAKED = Support.from_clusters([0, 1, 2, 1, 0, 2, 1], [20, 33, 17])
+
+
+def make_peaked(transitions: str) -> HMM:
+    """Logits of a standard deviation of 16, as products of N(0, 1) of width 256 have; float32."""
+    made = make_hmm(PEAKED, "dense", scale=16.0, dtype=torch.float32)
+    if transitions == "dense":
+        return made
+    generator = torch.Generator().manual_seed(0)
+    left, right = torch.randn(2, PEAKED.num_states, 256, generator=generator)
+    norms = Factored.normalise(left.double(), right.double()).log_norm
+    return replace(made, transitions=Factored(left, right, norms.float()))
+
+
+@pytest.mark.parametrize("transitions", TRANSITIONS)
+def test_peaked_transitions_by_kernels_in_float64(transitions: str, monkeypatch) -> None:
+    """Every row loses digits in float32, none in float64, where nothing but kernels is asked."""
+    hmm = make_peaked(transitions)
+    truth_hmm, there, text = hmm.to(dtype=torch.float64), hmm.to(DEVICE), tokens()[:2, :5]
+    truth = {
+        name: getattr(inference, name)(truth_hmm, text, implementation="reference")
+        for name in ("counts", "log_prob", "smooth", "viterbi")
+    }
+    restart = torch.zeros_like(text, dtype=torch.bool)
+    restart[:, 0] = True
+    given = [part.to(DEVICE) for part in (text, restart, torch.full((2,), 5), torch.ones(2))]
+    assert count(there, *given).low.all()
+    made = count(there, *given, wide=True)
+    assert not made.low.any()
+    expected = truth["counts"]
+    close(made.log_scales.sum(1) / expected.log_evidence.to(DEVICE), torch.ones(2), 1e-6)
+    for one, other in zip(made.fields, expected.fields(), strict=True):
+        close(one / other.abs().max(), other / other.abs().max(), 1e-5)
+    for name in ("DenseScaled", "Stepwise"):
+        monkeypatch.setattr(dispatch, name, None)
+    monkeypatch.setattr("hmmlm.inference.blocks.BlockScaled", None)
+    monkeypatch.setattr("hmmlm.inference.paths._viterbi", None)
+    ask = {name: getattr(inference, name) for name in truth}
+    ours = {name: run(there, given[0], implementation="kernel") for name, run in ask.items()}
+    for one, other in zip(ours["counts"].fields(), expected.fields(), strict=True):
+        close(one / other.abs().max(), other / other.abs().max(), 1e-6)
+    for name in ("counts", "log_prob", "smooth"):
+        close(ours[name].log_evidence, truth[name].log_evidence, 1e-4)
+    close(ours["smooth"].dense(70).exp(), truth["smooth"].dense(70).exp(), 1e-6)
+    assert torch.equal(ours["viterbi"].states.cpu(), truth["viterbi"].states)
+    drawn = inference.sample_paths(
+        there, given[0], num_samples=3, generator=torch.Generator().manual_seed(0),
+        implementation="kernel",
+    ).states.cpu()  # fmt: skip
+    posterior = truth["smooth"].dense(70)
+    assert bool((posterior.gather(2, drawn.transpose(1, 2)) > -20.0).all())
 
 
 @pytest.mark.parametrize("transitions", TRANSITIONS)
@@ -368,17 +458,18 @@ def test_a_kernel_that_fails(monkeypatch) -> None:
     close(ours.log_evidence, truth.log_evidence.cpu())
     for name in ("filter", "smooth", "counts", "sample_paths", "viterbi"):
         getattr(inference, name)(hmm, text)  # another warning would be an error
-    monkeypatch.setattr(block_kernels.kernel, "emissions_of", lambda *given: 1 / 0)
+    monkeypatch.setattr(block_kernels.kernel, "emissions_of", lambda *given, **more: 1 / 0)
     with pytest.raises(ZeroDivisionError):  # that is a fault of ours, and not to be hidden
         inference.log_prob(hmm, text)
 
 
-def test_what_no_kernel_takes() -> None:
+def test_what_no_kernel_takes(monkeypatch) -> None:
+    monkeypatch.setattr(dispatch, "ONE_TILE", 0)
     missing = tokens()
     missing[1, 0] = -1
     for support, dtype, text, said in (
         ("uniform", torch.float32, tokens() % 5, "share only a part"),
-        (BLOCKS, torch.float64, tokens(), "the tables are float64"),
+        (Support.dense(7, 5), torch.float64, tokens(), "tables are float64, and the .* float32"),
         (BLOCKS, torch.float32, missing, "a token is missing"),
     ):
         hmm = make_hmm(support, "dense", dtype=dtype)

@@ -1,6 +1,7 @@
 """Triton kernels against float64: in the interpreter on a CPU, or as they are on a GPU.
 
-In float32 at odd sizes, on memory that is full of NaN before a kernel writes to it.
+In float32 at odd sizes, messages in float64 too, on memory that is full of NaN before a kernel
+writes to it.
 """
 
 import pytest
@@ -205,9 +206,13 @@ SHAPES = {
 }
 
 
+MESSAGES = [(shape, False) for shape in SHAPES]
+MESSAGES += [(shape, True) for shape in ("blocks", "one step", "wide")]
+
+
 @pytest.mark.parametrize("kind", ["factored", "dense"])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_counts(shape: str, kind: str, operand: Operand) -> None:
+@pytest.mark.parametrize(("shape", "wide"), MESSAGES)
+def test_counts(shape: str, wide: bool, kind: str, operand: Operand) -> None:
     support, batch, steps = SHAPES[shape]
     hmm, tokens, lengths, restart = chain(support, kind, batch, steps)
     times = torch.rand(batch, generator=torch.Generator().manual_seed(7)) + 0.5
@@ -217,8 +222,9 @@ def test_counts(shape: str, kind: str, operand: Operand) -> None:
     table = type(hmm.transitions)(*fields, operand=operand)
     there = HMM(there.log_init, table, turned(there.log_emit), there.support)
     given = (turned(part.to(DEVICE)) for part in (tokens, restart, lengths, times))
-    ours = count(there, *given)
+    ours = count(there, *given, wide=wide)
     assert not ours.low.any()
+    assert all(field.dtype == torch.float32 for field in ours.fields)
     total: list[Tensor] | None = None
     for row in range(batch):
         truth = counts(
@@ -254,6 +260,33 @@ def test_rows_that_lose_digits_are_marked_and_harm_no_other(dense: bool) -> None
     assert ours.low.tolist() == [False, True]
     alone = (part[:1].to(DEVICE) for part in (tokens, restart, lengths, times))
     torch.testing.assert_close(ours.log_scales[:1], count(there, *alone).log_scales)
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value")  # of the interpreter
+@pytest.mark.parametrize("kind", ["factored", "dense"])
+@pytest.mark.parametrize(("gap", "is_low"), [(200.0, False), (690.0, True), (800.0, True)])
+def test_what_float64_holds_and_what_is_marked_there(gap: float, is_low: bool, kind: str) -> None:
+    """The path goes through a state that is far behind another, which leads hardly anywhere."""
+    support = Support.from_clusters([0, 0, 1], [2, 1])
+    hmm, tokens, lengths, restart = chain(support, "dense", 2, 4)
+    log_trans, emit = hmm.transitions.rows(0, 3).clone(), hmm.log_emit.clone()
+    log_trans[1, 0], emit[0, 1], emit[1, 0] = -300.0, -torch.inf, -gap
+    table = Dense(log_trans)
+    if kind == "factored":
+        table = Factored(log_trans, torch.eye(3).double(), torch.zeros(3).double())
+    hmm = HMM(hmm.log_init, table, emit, support)
+    tokens = torch.tensor([[0, 0, 0, 0], [0, 1, 0, 0]])
+    restart[:, 1:] = False
+    lengths[:] = 4
+    there = hmm.to(DEVICE, torch.float32)
+    given = [part.to(DEVICE) for part in (tokens, restart, lengths, torch.ones(2))]
+    assert count(there, *given).low.tolist()[1]
+    ours = count(there, *given, wide=True)
+    assert ours.low.tolist() == [False, is_low]
+    if not is_low:
+        truth = counts(hmm, tokens, restart=restart, implementation="reference")
+        for one, other in zip(ours.fields, truth.fields(), strict=True):
+            agree(one, other, FLOAT32)
 
 
 @pytest.mark.parametrize("dense", [True, False])
@@ -338,7 +371,8 @@ def test_the_best_of_each_row_in_their_order() -> None:
     assert choice.choose(*given, 3).tolist() == [11, 12, 20]
 
 
-def test_tiles_keep_their_digits_at_any_scale() -> None:
+@pytest.mark.parametrize(("dtype", "spread"), [(torch.float32, 1.0), (torch.float64, 500.0)])
+def test_tiles_keep_their_digits_at_any_scale(dtype: torch.dtype, spread: float) -> None:
     """Squares are over their largest entry, so that a far block does not vanish."""
     support = Support.from_clusters([0, 1], [130, 130])
     where = tiles.Map(
@@ -347,12 +381,43 @@ def test_tiles_keep_their_digits_at_any_scale() -> None:
         torch.tensor([[tiles.NONE, 0]], device=DEVICE),
     )
     log_trans = torch.full((260, 260), -120.0)
-    log_trans[:, 130:] -= torch.rand(260, 130, generator=torch.Generator().manual_seed(0))
-    squares = tiles.squares_of_table(log_trans.to(DEVICE), where)
-    shrink = squares.shrink[1].repeat_interleave(128, 0).repeat_interleave(128, 1)[:130, :130]
-    logs = (squares.probs[1] * shrink).log() + squares.log_most[1]
-    torch.testing.assert_close(logs.cpu(), log_trans[:130, 130:], rtol=0, atol=1e-4)
+    shares = torch.rand(260, 130, generator=torch.Generator().manual_seed(0))
+    log_trans[:, 130:] -= spread * shares
+    squares = tiles.squares_of_table(log_trans.to(DEVICE), where, dtype=dtype)
+    assert squares.probs.dtype == dtype
+    logs = logs_of(squares)
+    torch.testing.assert_close(logs.cpu().float(), log_trans[:130, 130:], rtol=0, atol=1e-4)
     torch.testing.assert_close(squares.turned[1], squares.probs[1].T)
+
+
+def logs_of(squares: tiles.Squares) -> Tensor:
+    """log p of the second tile."""
+    tile, side = squares.probs[1], squares.side
+    shrink = squares.shrink[1].repeat_interleave(side, 0).repeat_interleave(side, 1)
+    return (tile * shrink[: len(tile), : len(tile)]).log() + squares.log_most[1]
+
+
+@pytest.mark.parametrize("width", [3, 33])
+@pytest.mark.parametrize("blocks", [[5, 17], [130, 63]])
+def test_products_of_float64_factors_are_float64(blocks: list[int], width: int) -> None:
+    """Those of narrower ones are what they are in float32, whatever messages are."""
+    support = Support.from_clusters([0, 1], blocks)
+    where = tiles.Map(
+        support.rows.to(DEVICE),
+        torch.tensor([[0, 1]], device=DEVICE),
+        torch.tensor([[tiles.NONE, 0]], device=DEVICE),
+    )
+    generator = torch.Generator().manual_seed(0)
+    left, right = torch.randn(2, sum(blocks), width, generator=generator, dtype=torch.float64)
+    norms = torch.logsumexp(left @ right.T, 1)
+    truth = (left @ right.T - norms[:, None])[: blocks[0], blocks[0] :]
+    for dtype, within in ((torch.float64, 1e-12), (torch.float32, 3e-5)):
+        given = [part.to(DEVICE, dtype) for part in (left, right, norms)]
+        made = tiles.squares_of_factors(*given, where, "ieee", dtype=torch.float64)
+        logs = logs_of(made)[: blocks[0], : blocks[1]].cpu()
+        torch.testing.assert_close(logs, truth, rtol=0, atol=within)
+        assert made.turned is not None
+        torch.testing.assert_close(made.turned[1], made.probs[1].T)
 
 
 def test_what_is_no_number_stays_none_in_tf32() -> None:

@@ -14,7 +14,7 @@ from hmmlm.params import lowrank
 from hmmlm.support import Support
 from hmmlm.train import graph
 from hmmlm.train import loss as hmm_loss
-from hmmlm.train.graph import describe
+from hmmlm.train.graph import Widths, describe
 from hmmlm.train.loop import TrainSettings
 from hmmlm.train.loss import Dropout, HmmLoss
 from hmmlm.train.sgd import Sgd
@@ -147,11 +147,11 @@ def break_captures(monkeypatch) -> list[Any]:
         return tried
     compute = graph.GraphedSteps.compute
 
-    def wait(self, packed, level):
+    def wait(self, packed, level, wide):
         if torch.cuda.is_current_stream_capturing():
             tried.append(packed)
             torch.cuda.synchronize()
-        return compute(self, packed, level)
+        return compute(self, packed, level, wide)
 
     monkeypatch.setattr(graph.GraphedSteps, "compute", wait)
     return tried
@@ -242,24 +242,82 @@ def test_a_step_is_not_taken_twice_because_the_next_batch_fails() -> None:
     assert not told
 
 
+def lose_digits(monkeypatch, kinds: tuple[bool, ...]) -> list[bool]:
+    """Rows lose digits in float32 (False) or float64 (True); gives what is tried from here on."""
+    real, tried = hmm_loss.count, []
+
+    def lose(*given, wide: bool):
+        tried.append(wide)
+        counted = real(*given, wide=wide)
+        return counted._replace(low=torch.full_like(counted.low, wide in kinds))
+
+    monkeypatch.setattr(hmm_loss, "count", lose)
+    return tried
+
+
 @pytest.mark.parametrize("implementation", ["auto", "kernel"])
+@pytest.mark.parametrize("support", [Support.dense(10, 7), BLOCKS])
 def test_a_step_that_loses_digits_draws_the_same_states_again(
-    implementation: str, monkeypatch
+    support: Support, implementation: str, monkeypatch
 ) -> None:
-    support = Support.dense(10, 7)
+    """By the plain step, where float64 loses digits too or there is none."""
     sgd, told = make(support=support, implementation=implementation)
     plain, _ = make(support=support)
     plain.graphed = None
-    count = hmm_loss.count
-
-    def lose(*given):
-        counted = count(*given)
-        return counted._replace(low=torch.ones_like(counted.low))
-
-    monkeypatch.setattr(hmm_loss, "count", lose)
+    tried = lose_digits(monkeypatch, (False, True))
     assert run(sgd, 0, 2) == near(run(plain, 0, 2))
+    assert sgd.graphed is not None and not told
+    assert tried == ([False, False] if support.is_dense else [False, True, True])
+    sgd.graphed.widths.restore({})
     check_same(sgd, plain)
-    assert not told and sgd.graphed is not None
+
+
+def test_a_step_in_float64_draws_the_same_states(monkeypatch) -> None:
+    (sgd, told), (other, _) = make(), make()
+    wanted = run(other, 0, 2)
+    tried, batches = lose_digits(monkeypatch, (False,)), []
+    monkeypatch.setattr(sgd, "_step", fails(AssertionError("the plain step")))
+    sgd.peek = lambda: batches.append(1)  # once for each step
+    assert run(sgd, 0, 2) == pytest.approx(wanted, rel=1e-5)
+    assert tried == [False, True, True] and len(batches) == 2 and not told
+    # A learner that goes on later goes on with the same.
+    other.restore(sgd.state())
+    assert other.graphed is not None and other.graphed.widths.left == graph.SHORTEST - 2
+    assert other.graphed.widths.pause == 2 * graph.SHORTEST
+
+
+def test_float32_is_tried_again_now_and_then() -> None:
+    """After 50 steps in float64, then 100, up to 1,000, and 50 again once it has worked."""
+    widths, tried = Widths(can_widen=True), []
+    for step in range(4000):
+        loses = step not in range(2500, 3600)
+        for wide in widths.ways():
+            skipped = loses and not wide
+            widths.note(wide, skipped)
+            if not wide:
+                tried.append(step)
+            if not skipped:
+                break
+    assert tried == [0, 50, 150, 350, 750, 1550, *range(2550, 3601), 3650, 3750, 3950]
+    assert Widths(can_widen=False).ways() == (False,)
+
+
+def test_float64_that_fails_leaves_float32(monkeypatch) -> None:
+    (sgd, told), (plain, _) = make(), make()
+    assert sgd.graphed is not None
+    plain.graphed, sgd.graphed.may_capture = None, False
+    tried, real = lose_digits(monkeypatch, (False,)), hmm_loss.count
+
+    def count(*given, wide: bool):
+        made = real(*given, wide=wide)
+        if wide:
+            raise TROUBLE["memory"][0]
+        return made
+
+    monkeypatch.setattr(hmm_loss, "count", count)
+    assert run(sgd, 0, 3) == near(run(plain, 0, 3))
+    assert tried == [False, True, False, False] and len(told) == 1
+    assert told[0].startswith("Steps that lose digits are slower, because float64 failed: OutOf")
 
 
 @pytest.mark.parametrize("carry", [False, True])

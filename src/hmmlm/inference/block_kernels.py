@@ -14,17 +14,19 @@ from hmmlm.ops.trace import kernel as trace_kernel
 from hmmlm.transitions import Factored
 
 TILED = 1 << 30
-"""Cells of the tiles made at a time, or as many as a sixteenth of the device's memory holds."""
+"""Float32 cells of the tiles made at a time, or as many as a sixteenth of the device's memory
+holds."""
 
 KEPT = 1 << 26
 """Cells of the messages of a stretch."""
 
 
 class BlockKernel(OnGpu):
-    """Chains on a GPU whose words are in blocks of K states, or all have the same K, in float32.
+    """Chains on a GPU whose words are in blocks of K states, or all have the same K.
 
-    Tokens may be missing where there is one block. Steps between the same two blocks share a tile.
-    Only `back` passes have a way back.
+    Messages have the type of the tables, and float64 factors are multiplied in float64. Tokens may
+    be missing where there is one block. Steps between the same two blocks share a tile. Only `back`
+    passes have a way back.
     """
 
     def __init__(self, chain: Chain, back: bool = False) -> None:
@@ -36,16 +38,17 @@ class BlockKernel(OnGpu):
         self.through = through
         self.before = torch.where(through, self.here.roll(1, 1), tiles_kernel.NONE)
         self.factors: tuple[Tensor, Tensor] | None = None
-        self.precision = table.operand.precision
+        self.dtype, (dtype, self.precision) = chain.hmm.dtype, table.operand
+        if self.dtype == torch.float64:
+            dtype, self.precision = self.dtype, "ieee"
         if isinstance(table, Factored):
-            dtype = table.operand.dtype
             self.factors = table.left.to(dtype), table.right.to(dtype)
         self.kept: dict[tuple[int, int], tuple[tiles_kernel.Map, tiles_kernel.Squares]] = {}
 
     @property
     def stretch(self) -> int:
         batch, (blocks, width) = self.chain.batch, self.rows.shape
-        cells = room(self.rows.device, 16, TILED)
+        cells = room(self.rows.device, 16, TILED) * 4 // self.dtype.itemsize
         steps = KEPT // (batch * width)
         if (blocks * width) ** 2 > cells:  # there may be as many tiles as steps
             steps = min(steps, cells // (batch * width**2))
@@ -164,7 +167,7 @@ class BlockKernel(OnGpu):
             # One tile for all: its counts are one product.
             through = self.through[:, begin:end, None]
             before = torch.where(through, joints[:, :-1], 0.0).flatten(0, 1)
-            tile, edge = squares.probs[0], tiles_kernel.side(self.rows.shape[1])
+            tile, edge = squares.probs[0], squares.side
             shrink = squares.shrink[0].repeat_interleave(edge, 0).repeat_interleave(edge, 1)
             tile = tile * shrink[: len(tile), : len(tile)]
             sums.add_rows(slice(0, len(tile)), (before.T @ pairs.flatten(0, 1)).mul_(tile))
@@ -198,19 +201,20 @@ class BlockKernel(OnGpu):
             here, before = self.here[:, begin:end], self.before[:, begin:end]
             where = tiles_kernel.Map(self.rows, here.contiguous(), before.contiguous())
             where = tiles_kernel.share(where, with_order=not self.chain.dense)
-            fields = self.chain.hmm.transitions.fields()
+            fields, how = self.chain.hmm.transitions.fields(), {"turned": self.back}
             if self.factors is None:
-                made = tiles_kernel.squares_of_table(fields[0], where, turned=self.back)
+                made = tiles_kernel.squares_of_table(fields[0], where, dtype=self.dtype, **how)
             else:
                 made = tiles_kernel.squares_of_factors(
-                    *self.factors, fields[2], where, self.precision, turned=self.back
+                    *self.factors, fields[2], where, self.precision, dtype=self.dtype, **how
                 )
             self.kept = {(begin, end): (where, made)}
         return self.kept[begin, end]
 
     def _emissions(self, begin: int, end: int) -> kernel.Emissions:
         tokens = self.chain.tokens[:, begin:end].contiguous()
-        return kernel.emissions_of(self.chain.hmm.log_emit, tokens, self._ends(begin, end))
+        given = (self.chain.hmm.log_emit, tokens, self._ends(begin, end))
+        return kernel.emissions_of(*given, dtype=self.dtype)
 
     def _log_most(
         self, where: tiles_kernel.Map, squares: tiles_kernel.Squares, emissions: kernel.Emissions
@@ -241,7 +245,7 @@ class BlockKernel(OnGpu):
                 num_paths=num_paths,
                 given=given,
                 uniform=None if uniform is None else _with_before(uniform, begin, end, 2),
-                side=tiles_kernel.side(self.rows.shape[1]),
+                side=squares.side,
                 is_first=begin == 0,
             )
             places[:, :, begin:end] = made[:, :, 1:]

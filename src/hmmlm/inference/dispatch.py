@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from hmmlm.errors import InputError
 from hmmlm.inference.chain import Chain
@@ -121,20 +123,37 @@ def why_no_kernel(chain: Chain) -> str | None:
         return f"a block has {hmm.support.width:,} states, and the kernel takes {WIDEST:,}"
     if any(chain.wide):
         return "a token is missing (-1), which the kernel of blocks does not know"
-    if hmm.dtype != torch.float32:
-        return f"the tables are {str(hmm.dtype).removeprefix('torch.')}, and the kernel is float32"
+    known = (torch.float32,) if _is_stepwise(chain) else (torch.float32, torch.float64)
+    if hmm.dtype not in known:
+        names = [str(dtype).removeprefix("torch.") for dtype in (hmm.dtype, *known)]
+        return f"the tables are {names[0]}, and the kernel is {' or '.join(names[1:])}"
     return None if is_interpreted() else why_not(hmm.device)
+
+
+def _is_stepwise(chain: Chain) -> bool:
+    """Whether kernels go over a chain with a launch for each step: those are float32 only."""
+    return chain.dense and chain.hmm.num_states > ONE_TILE
 
 
 def kernel_passes(chain: Chain, back: bool = False) -> "BlockKernel | DenseKernel":
     """The passes by kernels; Triton is imported here, which need not be there."""
-    if chain.dense and chain.hmm.num_states > ONE_TILE:
+    if _is_stepwise(chain):
         from hmmlm.inference.dense_kernels import DenseKernel
 
         return DenseKernel(chain)
     from hmmlm.inference.block_kernels import BlockKernel
 
     return BlockKernel(chain, back)
+
+
+def widened(chain: Chain, name: str, rows: Int[Tensor, " N"]) -> tuple[Chain, str]:
+    """Rows that an implementation lost digits of, and what keeps them: kernels stay kernels.
+
+    In float64 first, and in log space what loses digits there too.
+    """
+    part, wider = chain.widened(rows)
+    is_kernel = name == KERNEL and wider == "scaled" and why_no_kernel(part) is None
+    return part, KERNEL if is_kernel else wider
 
 
 def recursion(chain: Chain, name: str, *, back: bool = False) -> Passes:

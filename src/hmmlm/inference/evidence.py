@@ -15,6 +15,7 @@ from hmmlm.inference.dispatch import (
     answer,
     recursion,
     stretches,
+    widened,
 )
 from hmmlm.inference.gradients import refuse_belief, with_gradient, without_gradient
 from hmmlm.inference.scan import SCAN, Scan
@@ -119,7 +120,7 @@ def _run_widening(
     low = run(chain, name, rows, scores, final, record)
     if name != "reference" and low.any():
         lost = low.nonzero().flatten()
-        part, wider = chain.widened(lost)
+        part, wider = widened(chain, name, lost)
         part_record = None if record is None else empty_state_probs(part)
         part_scores, part_final = _run_widening(part, wider, run, rows[lost], part_record)
         scores[lost] = part_scores.to(scores.dtype)

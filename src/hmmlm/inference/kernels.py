@@ -33,19 +33,22 @@ def count(
     ends: Int[Tensor, " B"],
     times: Float[Tensor, " B"],
     first: Float[Tensor, "B K"] | None = None,
+    wide: bool = False,
 ) -> KernelCounts:
     """Expected counts, each row taken so many times, of rows whose first step starts afresh.
 
     Unless `first` is given: where `restart` does not say so, the first step's states then have
-    these log-probabilities (for blocks only). `ends` are the numbers of steps, 0 for a row that is
-    none. Nothing is checked: the caller knows that the support is dense or a partition, that
-    sources are the states, and that the ids are those of words.
+    these log-probabilities. `ends` are the numbers of steps, 0 for a row that is none. Nothing is
+    checked: the caller knows that the support is dense or a partition, that sources are the states,
+    and that the ids are those of words. `wide` messages are float64. Dense chains know neither a
+    `first` nor other messages than float32.
     """
     tokens, restart = tokens.contiguous(), restart.contiguous()
     if hmm.support.is_dense:
-        assert first is None
+        assert first is None and not wide
         return _dense(hmm, tokens, restart, ends, times)
-    return _blocks(hmm, tokens, restart, ends, times, first)
+    messages = torch.float64 if wide else torch.float32
+    return _blocks(hmm, tokens, restart, ends, times, first, messages)
 
 
 def _blocks(
@@ -55,6 +58,7 @@ def _blocks(
     ends: Tensor,
     times: Tensor,
     first: Tensor | None,
+    messages: torch.dtype,
 ) -> KernelCounts:
     from hmmlm.ops.row_sums.kernel import sum_ordered
     from hmmlm.ops.tile_chain import counts_kernel, kernel, tiles_kernel
@@ -69,10 +73,12 @@ def _blocks(
     if isinstance(table, Factored):
         dtype, precision = table.operand
         left, right = table.left.to(dtype), table.right.to(dtype)
-        squares = tiles_kernel.squares_of_factors(left, right, table.log_norm, where, precision)
+        squares = tiles_kernel.squares_of_factors(
+            left, right, table.log_norm, where, precision, dtype=messages
+        )
     else:
-        squares = tiles_kernel.squares_of_table(table.log_trans, where)
-    emissions = kernel.emissions_of(hmm.log_emit, tokens, ends)
+        squares = tiles_kernel.squares_of_table(table.log_trans, where, dtype=messages)
+    emissions = kernel.emissions_of(hmm.log_emit, tokens, ends, dtype=messages)
     start, shift = None, None
     if first is not None:
         states = support.rows[here[:, 0]]
@@ -88,7 +94,7 @@ def _blocks(
     # One order serves rows of the map and words, which are parts of them.
     ordered, order = support.word_keys[tokens].flatten().sort()
     offsets = torch.searchsorted(ordered, support.row_keys)
-    flat, keys = met.posteriors.flatten(0, 1), support.word_keys
+    flat, keys = met.posteriors.flatten(0, 1).float(), support.word_keys
     begin, end = (torch.searchsorted(ordered, keys, right=right) for right in (False, True))
     emit = sum_ordered(order, begin, end, flat)
     # Of starts, and of steps that another follows: their transitions are as many as they are.
@@ -102,9 +108,10 @@ def _blocks(
     starts, leaving = by_state[:, :-1]
     low = passed.low.any(0) | (emissions.low > 0)
     if isinstance(table, Dense):
-        trans = (
-            counts_kernel.table_counts(squares, where, passed.joints, met.pairs, hmm.num_states),
+        counts = counts_kernel.table_counts(
+            squares, where, passed.joints, met.pairs, hmm.num_states
         )
+        trans = (counts.float(),)
     else:
         to_left, to_right = counts_kernel.factor_counts(
             squares, where, passed.joints, met.pairs, left, right, precision, (order, offsets)

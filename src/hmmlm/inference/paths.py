@@ -8,7 +8,14 @@ from torch import Tensor
 
 from hmmlm.hmm import HMM
 from hmmlm.inference.chain import Chain, all_states
-from hmmlm.inference.dispatch import KERNEL, WITH_KERNEL, answer, kernel_passes, recursion
+from hmmlm.inference.dispatch import (
+    KERNEL,
+    WITH_KERNEL,
+    answer,
+    kernel_passes,
+    recursion,
+    widened,
+)
 from hmmlm.inference.gradients import without_gradient
 from hmmlm.ops.viterbi import best_predecessors
 from hmmlm.results import Belief, BestPath, PathSamples
@@ -100,7 +107,7 @@ def _viterbi_by_kernel(chain: Chain) -> BestPath:
     path = _states(chain, places, torch.isfinite(log_prob))[:, 0]
     if forward.low.any():
         rows = forward.low.nonzero().flatten()
-        path[rows], log_prob[rows] = _viterbi(chain.select(rows))
+        path[rows], log_prob[rows] = _best(*widened(chain, KERNEL, rows))
     return BestPath(path, log_prob)
 
 
@@ -164,8 +171,7 @@ def _sample_paths(
         paths[:, :, step] = torch.where(inside, _state_at(chain, step, slot), -1)
     if name != "reference" and forward.low.any():
         rows = forward.low.nonzero().flatten()
-        part, wider = chain.widened(rows)
-        paths[rows] = _sample_paths(part, wider, num_samples, generator)
+        paths[rows] = _sample_paths(*widened(chain, name, rows), num_samples, generator)
     return paths
 
 
@@ -183,7 +189,7 @@ def _sample_by_kernel(
     paths = _states(chain, places, torch.isfinite(forward.log_probs).all(1))
     if forward.low.any():
         rows = forward.low.nonzero().flatten()
-        paths[rows] = _sample_paths(*chain.widened(rows), num_samples, generator)
+        paths[rows] = _sample_paths(*widened(chain, KERNEL, rows), num_samples, generator)
     return paths
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hmmlm.hmm import HMM
 from hmmlm.inference.chain import Chain
-from hmmlm.inference.dispatch import WITH_KERNEL, answer, recursion, stretches
+from hmmlm.inference.dispatch import WITH_KERNEL, answer, recursion, stretches, widened
 from hmmlm.inference.evidence import (
     LastMessage,
     empty_state_probs,
@@ -165,7 +165,7 @@ def _counts(chain: Chain, name: str, weights: Float[Tensor, " B"]) -> tuple[Coun
     evidence = scores.double().sum(1)
     if name != "reference" and low.any():
         rows = low.nonzero().flatten()
-        redone, final_redone = _counts(*chain.widened(rows), weights[rows])
+        redone, final_redone = _counts(*widened(chain, name, rows), weights[rows])
         for total, more in zip(sums.fields(), redone.fields(), strict=True):
             total += more.to(total.dtype)
         evidence[rows] = redone.log_evidence

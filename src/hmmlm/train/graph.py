@@ -2,7 +2,7 @@
 
 import gc
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import Any, Protocol, runtime_checkable
 
@@ -21,6 +21,9 @@ from hmmlm.train.next_token import NextTokenLoss
 WARM = 2
 """Steps taken as they are before a graph is captured: kernels are compiled, memory is found."""
 
+SHORTEST, LONGEST = 50, 1000
+"""Steps in float64 after one that lost digits, before float32 is tried again: at first, at most."""
+
 
 class Failed(Exception):
     """Kernels could not take a step, for this reason; all is as it was before."""
@@ -32,22 +35,34 @@ class Capturable(Protocol):
 
     generator: torch.Generator
 
+    @property
+    def can_widen(self) -> bool:
+        """Whether a step that lost digits may be taken again `wide`."""
+        ...
+
     def fit(self, batch: Batch, done: float) -> float | None:
         """The share of dropout, which a graph is captured for; None if this batch is for none."""
         ...
 
     def differentiate(
-        self, tokens: Tensor, restart: Tensor, ends: Tensor, level: float, precision: str
+        self,
+        tokens: Tensor,
+        restart: Tensor,
+        ends: Tensor,
+        level: float,
+        precision: str,
+        wide: bool = False,
     ) -> Differentiated: ...
 
 
 class GraphedSteps:
     """Steps of an HMM's loss on blocks or dense states, or of a network's, from CUDA graphs.
 
-    There is a graph for each shape of batches and each number of kept states, `LEVELS` at most;
-    other steps are taken as they are, with the same numbers. Where a row of the batch loses
-    digits, or a number is not finite, the weights and what is carried stay as they are. A graph
-    that cannot be made is the last one: `tell` hears why, and steps go on without.
+    There is a graph for each shape of batches and each number of kept states, `LEVELS` at most in
+    float32 and in float64; other steps are taken as they are, with the same numbers. Where a row of
+    the batch loses digits, or a number is not finite, the weights and what is carried stay as they
+    are; on blocks the step is taken again with messages in float64 (see `Widths`). A graph that
+    cannot be made is the last one: `tell` hears why, and steps go on without.
     """
 
     def __init__(
@@ -64,7 +79,11 @@ class GraphedSteps:
         self.graphs: dict[tuple, Replay] = {}
         self.taken: dict[tuple, int] = {}
         self.may_capture = True
-        self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+        self.widths = Widths(loss.can_widen)
+        self.pool = self.aside = None
+        if self.device.type == "cuda":
+            self.pool = torch.cuda.graph_pool_handle()
+            self.aside = torch.cuda.Stream(self.device)
         self.ahead: tuple[Batch, Tensor] | None = None  # the next batch, packed
         self.skip, self.scale = (torch.zeros((), device=self.device) for _ in range(2))
 
@@ -83,15 +102,39 @@ class GraphedSteps:
         level = self.loss.fit(batch, done)
         if level is None:
             return None
-        key = (tuple(batch.tokens.shape), level)
-        taken = self.taken[key] = self.taken.get(key, 0) + 1
         for part in self.optimiser.param_groups:
             part["lr"].fill_(rate)
         packed = self._pack(batch)
-        is_due = self.may_capture and taken > WARM and len(self.graphs) < LEVELS
+        for wide in self.widths.ways():
+            answer = self._take(packed, tuple(batch.tokens.shape), level, wide, peek)
+            if isinstance(answer, str) and not wide:
+                raise Failed(answer)
+            if isinstance(answer, str):
+                self.widths.can_widen = False
+                self.tell(f"Steps that lose digits are slower, because float64 failed: {answer}")
+                return None
+            value, norm, skipped = answer
+            self.widths.note(wide, bool(skipped))
+            if not skipped:
+                return Step(value, batch.num_tokens, norm)
+            peek = None  # the next batch is ready
+        return None
+
+    def _take(
+        self,
+        packed: Tensor,
+        shape: tuple[int, ...],
+        level: float,
+        wide: bool,
+        peek: Callable[[], Batch | None] | None,
+    ) -> list[float] | str:
+        """The numbers of a step, by a graph or without, or what went wrong."""
+        key = (shape, level, wide)
+        taken = self.taken[key] = self.taken.get(key, 0) + 1
+        is_due = self.may_capture and taken > WARM and len(self.graphs) < 2 * LEVELS
         answer: list[float] | str = "no graph"
         if key in self.graphs or is_due:
-            answer = self._try(lambda: self._replay(key, packed, level), peek)
+            answer = self._try(lambda: self._replay(key, packed, level, wide), peek)
             if isinstance(answer, str):
                 self.may_capture = False
                 self.tell(
@@ -99,20 +142,32 @@ class GraphedSteps:
                     f"failed: {answer}"
                 )
         if isinstance(answer, str):
-            answer = self._try(lambda: self.compute(self._send(packed), level), peek)
-        if isinstance(answer, str):
-            raise Failed(answer)
-        value, norm, skipped = answer
-        return None if skipped else Step(value, batch.num_tokens, norm)
+            answer = self._try(lambda: self._warm(packed, level, wide), peek)
+        return answer
 
-    def _replay(self, key: tuple, packed: Tensor, level: float) -> Tensor:
+    def _warm(self, packed: Tensor, level: float, wide: bool) -> Tensor:
+        """The step without a graph, on the stream that one is captured on.
+
+        Some libraries make things ready for a stream when they first see it, and may not do so
+        during a capture.
+        """
+        if self.aside is None:
+            return self.compute(packed, level, wide)
+        before = torch.cuda.current_stream(self.device)
+        self.aside.wait_stream(before)
+        with torch.cuda.stream(self.aside):
+            answer = self.compute(packed.to(self.device, non_blocking=True), level, wide)
+        before.wait_stream(self.aside)
+        return answer
+
+    def _replay(self, key: tuple, packed: Tensor, level: float, wide: bool) -> Tensor:
         """The step by a graph, which is captured if there is none."""
         if key not in self.graphs:
             self.graphs[key] = Replay(
-                lambda given: self.compute(given, level),
+                lambda given: self.compute(given, level, wide),
                 packed,
                 self.loss.generator,
-                self.device,
+                self.aside,
                 self.pool,
             )
         return self.graphs[key](packed)
@@ -123,9 +178,6 @@ class GraphedSteps:
             return self.ahead[1]
         packed = pack(batch)
         return packed.pin_memory() if self.device.type == "cuda" else packed
-
-    def _send(self, packed: Tensor) -> Tensor:
-        return packed.to(self.device, non_blocking=True)
 
     def _try(
         self, run: Callable[[], Tensor], peek: Callable[[], Batch | None] | None
@@ -160,10 +212,10 @@ class GraphedSteps:
             torch.cuda.empty_cache()
         return reason
 
-    def compute(self, packed: Tensor, level: float) -> Tensor:
+    def compute(self, packed: Tensor, level: float, wide: bool = False) -> Tensor:
         """The loss, the norm of the gradient, and whether the step was left out, (3,)."""
         self.optimiser.zero_grad()
-        made = self.loss.differentiate(*unpack(packed), level, self.settings.precision)
+        made = self.loss.differentiate(*unpack(packed), level, self.settings.precision, wide)
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
         numbers = norm + made.value
@@ -183,6 +235,41 @@ class GraphedSteps:
         return answer
 
 
+class Widths:
+    """Whether a step has messages in float32 or, for so many after one that lost digits, float64.
+
+    Then float32 is tried again; as long as that loses digits, twice as many follow.
+    """
+
+    def __init__(self, can_widen: bool) -> None:
+        self.can_widen, self.left, self.pause = can_widen, 0, SHORTEST
+
+    def ways(self) -> tuple[bool, ...]:
+        """What a step tries in turn: whether messages are float64."""
+        if not self.can_widen:
+            return (False,)
+        return (True,) if self.left > 0 else (False, True)
+
+    def note(self, wide: bool, skipped: bool) -> None:
+        """Takes in whether a step that was tried had to be left out."""
+        if wide:
+            self.left = max(0, self.left - 1)
+        elif skipped and self.can_widen:
+            self.left, self.pause = self.pause, min(2 * self.pause, LONGEST)
+        else:
+            self.pause = SHORTEST
+
+    def state(self) -> dict[str, Tensor]:
+        """What a training that goes on later needs, so that it takes the same steps."""
+        is_new = self.pause == SHORTEST
+        return {} if is_new else {"widths": torch.tensor([self.left, self.pause])}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        self.left, self.pause = 0, SHORTEST
+        if "widths" in state:
+            self.left, self.pause = state["widths"].tolist()
+
+
 class Replay:
     """A function of one tensor, captured: later calls copy it in, from pinned memory, and replay.
 
@@ -194,13 +281,13 @@ class Replay:
         run: Callable[[Tensor], Tensor],
         given: Tensor,
         generator: torch.Generator,
-        device: torch.device,
+        stream: Any,
         pool: Any,
     ) -> None:
-        self.given = given.to(device)
+        self.given = given.to(generator.device)
         self.graph = torch.cuda.CUDAGraph()
         self.graph.register_generator_state(generator)
-        with torch.cuda.graph(self.graph, pool=pool):
+        with torch.cuda.graph(self.graph, pool=pool, stream=stream):
             self.answer = run(self.given)
 
     def __call__(self, given: Tensor) -> Tensor:

@@ -121,6 +121,11 @@ class HmmLoss:
             )
         return value
 
+    @property
+    def can_widen(self) -> bool:
+        """Whether `differentiate` knows messages in float64."""
+        return not self.support.is_dense
+
     def fit(self, batch: Batch, done: float) -> float | None:
         """The rate of dropout, if `differentiate` takes the batch; else None."""
         level = self.dropout.at(done)
@@ -155,8 +160,12 @@ class HmmLoss:
         ends: Int[Tensor, " B"],
         level: float,
         precision: str,
+        wide: bool = False,
     ) -> Differentiated:
-        """As a call and its `backward`, by kernels, for batches that `fit`; see `Capturable`."""
+        """As a call and its `backward`, by kernels, for batches that `fit`; see `Capturable`.
+
+        `wide` messages are float64.
+        """
         states = kept = extra = None
         belief = self.belief if self.carry else None
         if level > 0:
@@ -180,7 +189,7 @@ class HmmLoss:
             number = ends.sum()
             times = (-1.0 / number.to(torch.float32)).expand(len(ends))
             start = None if first is None else first.detach()
-            counted = count(hmm.detach(), tokens, restart, ends, times, start)
+            counted = count(hmm.detach(), tokens, restart, ends, times, start, wide=wide)
             value = -counted.log_scales.sum(dtype=torch.float64) / number
             carried = ()
             if belief is not None:

@@ -92,6 +92,8 @@ class NextTokenLoss:
         nats = -read.token_log_probs.sum() / batch.num_tokens
         return nats + read.penalty - read.penalty.detach()
 
+    can_widen = False
+
     def fit(self, batch: Batch, done: float) -> float | None:
         """0.0 (there are no kept states), if `differentiate` takes the batch; else None."""
         rows, length = batch.tokens.shape
@@ -116,6 +118,7 @@ class NextTokenLoss:
         ends: Int[Tensor, " B"],
         level: float,
         precision: str,
+        wide: bool = False,
     ) -> Differentiated:
         """As a call and its `backward`, for batches that `fit`; see `graph.Capturable`."""
         assert isinstance(self.model, Reader)

@@ -192,11 +192,14 @@ class Sgd:
         for name, parameter in self.model.named_parameters():
             for key, tensor in self.optimiser.state.get(parameter, {}).items():
                 held[f"optimiser.{key}.{name}"] = tensor
+        if self.graphed is not None:
+            held |= self.graphed.widths.state()
         return held
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         if self.graphed is not None:
             self.graphed.graphs.clear()  # which read the moments that were
+            self.graphed.widths.restore(state)
         if isinstance(self.loss, Carrying):
             carried = {key: tensor for key, tensor in state.items() if key.startswith("loss.")}
             self.loss.restore({key[len("loss.") :]: v for key, v in carried.items()})

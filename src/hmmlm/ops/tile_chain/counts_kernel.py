@@ -1,6 +1,7 @@
 """Expected transitions of chains of tiles as Triton kernels: into factors, or into a table.
 
-Sums are made in a fixed order, without atomics.
+Sums are made in a fixed order, without atomics. What is multiplied has the type of the messages;
+counts, which are numbers of any type, are multiplied with factors in the type of those.
 """
 
 import torch
@@ -17,7 +18,6 @@ from hmmlm.ops.tile_chain.tiles_kernel import (
     _tile_at,
     _tiles,
     _vectors,
-    side,
 )
 
 COUNTED = 256
@@ -47,7 +47,7 @@ def _add_counts(
     features = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
     start, stop = _chunk_of(chunk, firsts, offsets, R, STEPS, ROWS)
     mine = part * SIDE + tl.arange(0, SIDE)
-    total = tl.zeros([SIDE, WIDE], tl.float32)
+    total = tl.zeros([SIDE, WIDE], sums.dtype.element_ty)
     for place in range(start, stop):
         step = tl.load(order + place) + SHIFT
         source = -1
@@ -70,7 +70,7 @@ def _add_counts(
                 message *= tl.load(shrink + square)
                 where = probs + step * K * K + i[:, None] * K + j[None, :]
                 tile = tl.load(where, mask=(i < K)[:, None] & (j < K)[None, :], other=0.0)
-                counts = tile * message[:, None] * pair[None, :]
+                counts = (tile * message[:, None] * pair[None, :]).to(total.dtype)
                 states = _ids(rows, other_row, K, other * SIDE, SIDE)
                 vectors = _vectors(factors, states, features, H, EVEN)
                 counts = narrowed(counts, vectors, PRECISION)
@@ -90,7 +90,7 @@ def _count_tile(
     """A square of the counts of a shared tile, summed over its steps."""
     tile, i, j = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     slots_i, slots_j = i * SIDE + tl.arange(0, SIDE), j * SIDE + tl.arange(0, SIDE)
-    met = tl.zeros([SIDE, SIDE], tl.float32)
+    met = tl.zeros([SIDE, SIDE], messages.dtype.element_ty)
     for at in range(tl.load(offsets + tile), tl.load(offsets + tile + 1)):
         step = tl.load(steps + at)
         slot = step + step // C  # of the step before
@@ -115,7 +115,7 @@ def _add_tiles(
     features = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
     start, stop = _chunk_of(chunk, firsts, offsets, R, STEPS, ROWS)
     mine = part * SIDE + tl.arange(0, SIDE)
-    total = tl.zeros([SIDE, WIDE], tl.float32)
+    total = tl.zeros([SIDE, WIDE], sums.dtype.element_ty)
     parts = (K + INNER - 1) // INNER
     for turn in tl.range(start * parts, stop * parts, num_stages=STAGES):
         place, first = turn // parts, turn % parts * INNER
@@ -130,7 +130,7 @@ def _add_tiles(
         mask = (mine < K)[:, None] & (theirs < K)[None, :]
         met = tl.load(where, mask=mask, other=0.0)
         met = narrowed(met, vectors, PRECISION)
-        total = tl.dot(met, vectors, total, input_precision=PRECISION)
+        total = tl.dot(met, vectors, total, input_precision=PRECISION, out_dtype=total.dtype)
     if start < stop:
         where = (chunk * (tl.num_programs(1) * SIDE) + mine[:, None]).to(tl.int64) * H
         tl.store(sums + where + features[None, :], total, mask=(features < H)[None, :])
@@ -146,7 +146,7 @@ def _join_chunks(
     states = _ids(rows, row, K, first, SOME)
     slots = first + tl.arange(0, SOME)
     mask = (states >= 0)[:, None] & (features < H)[None, :]
-    total = tl.zeros([SOME, WIDE], tl.float32)
+    total = tl.zeros([SOME, WIDE], sums.dtype.element_ty)
     for chunk in range(tl.load(firsts + row), tl.load(firsts + row + 1)):
         where = (chunk * SLOTS + slots).to(tl.int64)[:, None] * H + features[None, :]
         total += tl.load(sums + where, mask=mask, other=0.0)
@@ -167,7 +167,7 @@ def _add_table(
     if (key >= 0) & is_first:
         slots_i, slots_j = i * SIDE + tl.arange(0, SIDE), j * SIDE + tl.arange(0, SIDE)
         inside = (slots_i < K)[:, None] & (slots_j < K)[None, :]
-        total = tl.zeros([SIDE, SIDE], tl.float32)
+        total = tl.zeros([SIDE, SIDE], messages.dtype.element_ty)
         step = tl.load(order + place)
         sources = _ids(rows, tl.load(before + step), K, i * SIDE, SIDE)
         states = _ids(rows, tl.load(here + step), K, j * SIDE, SIDE)
@@ -212,7 +212,7 @@ def factor_counts(
     wide = min(COUNTED, max(16, triton.next_power_of_2(width)))
     if by_row is None:
         by_row = _ordered(where.here, rows)
-    parts, edge = squares.shrink.shape[1], side(slots)
+    parts, edge = squares.shrink.shape[1], squares.side
     gradients = []
     # The step after each of a row's steps is one that leaves it, so one order serves both.
     chunks = _Chunks(*by_row, number, where.rows, parts * edge, width)
@@ -243,24 +243,25 @@ def shared_counts(
     assert shared is not None and room is not None
     left, right = left.contiguous(), right.contiguous()
     (rows, slots), width, number = where.rows.shape, left.shape[1], len(shared.here)
-    parts, edge = squares.shrink.shape[1], side(slots)
+    parts, edge = squares.shrink.shape[1], squares.side
+    summed = torch.float64 if left.dtype == torch.float64 else torch.float32
     counts = room.view(-1).view(left.dtype)[: room.numel()].view_as(room)
     _count_tile[(number, parts, parts)](
         shared.order, shared.offsets, where.here.shape[1], slots, parts, joints, squares.probs,
         squares.shrink, pairs, counts, SIDE=edge, num_warps=8 if edge > 64 else 4,
     )  # fmt: skip
-    narrow = left.dtype != torch.float32
-    wide = min(256 if narrow else 64, max(16, triton.next_power_of_2(width)))
+    is_narrow, is_wide = left.dtype.itemsize < 4, left.dtype == torch.float64
+    wide = min(256 if is_narrow else 64, max(16, triton.next_power_of_2(width)))
     gradients = []
     for is_left, factors in ((True, right), (False, left)):
         mine, theirs = (shared.before, shared.here) if is_left else (shared.here, shared.before)
-        chunks = _Chunks(*_ordered(mine, rows), number, where.rows, parts * edge, width)
+        chunks = _Chunks(*_ordered(mine, rows), number, where.rows, parts * edge, width, summed)
         _add_tiles[(chunks.most, parts, triton.cdiv(width, wide))](
             chunks.order, chunks.offsets, chunks.firsts, theirs[chunks.order], rows, chunks.length,
             slots, width, parts, where.rows, counts, factors, chunks.sums,
-            LEFT=is_left, ROWS=triton.next_power_of_2(rows), SIDE=edge, INNER=min(edge, 64),
-            WIDE=wide, STAGES=3 if narrow else 2, EVEN=width % wide == 0,
-            PRECISION=precision, num_warps=8 if edge > 64 else 4,
+            LEFT=is_left, ROWS=triton.next_power_of_2(rows), SIDE=edge,
+            INNER=min(edge, 32 if is_wide else 64), WIDE=wide, STAGES=3 if is_narrow else 2,
+            EVEN=width % wide == 0, PRECISION=precision, num_warps=8 if edge > 64 else 4,
         )  # fmt: skip
         gradients.append(chunks.join((left, right)[not is_left]))
     return gradients[0], gradients[1]
@@ -273,7 +274,14 @@ class _Chunks:
     """
 
     def __init__(
-        self, order: Tensor, offsets: Tensor, number: int, rows: Tensor, slots: int, width: int
+        self,
+        order: Tensor,
+        offsets: Tensor,
+        number: int,
+        rows: Tensor,
+        slots: int,
+        width: int,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.order, self.offsets, self.rows = order, offsets, rows
         self.length = max(4, triton.cdiv(number, 256))
@@ -281,12 +289,12 @@ class _Chunks:
         sizes = offsets[1:] - offsets[:-1]
         counts = (sizes + self.length - 1) // self.length
         self.firsts = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
-        self.sums = torch.empty(self.most, slots, width, device=rows.device)
+        self.sums = torch.empty(self.most, slots, width, dtype=dtype, device=rows.device)
 
     def join(self, like: Tensor) -> Tensor:
         """The sums of all chunks, by state, in a table like this one."""
         (rows, slots), (_, padded, width) = self.rows.shape, self.sums.shape
-        gradient = torch.zeros(like.shape, device=like.device)
+        gradient = torch.zeros(like.shape, dtype=self.sums.dtype, device=like.device)
         wide = min(256, max(16, triton.next_power_of_2(width)))
         _join_chunks[(rows, triton.cdiv(slots, 4), triton.cdiv(width, wide))](
             self.firsts, self.rows, self.sums, gradient, slots, width, padded,
@@ -308,8 +316,8 @@ def table_counts(
     (rows, slots), (batch, steps) = where.rows.shape, where.here.shape
     keys = torch.where(where.before < 0, NONE, where.before * rows + where.here).flatten()
     ordered, order = keys.sort(stable=True)
-    table = torch.zeros(num_states, num_states, device=joints.device)
-    parts, edge = squares.shrink.shape[1], side(slots)
+    table = torch.zeros(num_states, num_states, dtype=joints.dtype, device=joints.device)
+    parts, edge = squares.shrink.shape[1], squares.side
     _add_table[(batch * steps, parts, parts)](
         order, ordered, batch * steps, steps, slots, num_states, where.rows, where.here,
         where.before, _tiles(where), joints, squares.probs, squares.shrink, pairs, table, parts,

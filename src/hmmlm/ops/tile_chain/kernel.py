@@ -3,6 +3,7 @@
 A step's messages lie in the slot after it: slot 0 of (B, C + 1, K) holds what comes in from before
 the stretch. Between two slots stands a tile of probabilities, cut into squares, each over its
 largest entry; `shrink` is what a square has to be multiplied with to stand beside the others.
+All of these are float32 or, for messages that float32 cannot hold, float64.
 """
 
 from typing import NamedTuple
@@ -13,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hmmlm.ops.messages.scaled import lowest
-from hmmlm.ops.tile_chain.tiles_kernel import Map, Squares, _ids, _tile_at, _tiles, side
+from hmmlm.ops.tile_chain.tiles_kernel import Map, Squares, _ids, _tile_at, _tiles
 
 
 class Emissions(NamedTuple):
@@ -53,7 +54,7 @@ def _make_emissions(log_weights, index, ends, probs, log_most, low, C, K, WIDE: 
     slots = tl.arange(0, WIDE)
     word = tl.load(index + step).to(tl.int64)
     where = log_weights + tl.maximum(word, 0) * K + slots
-    logs = tl.load(where, mask=slots < K, other=float("-inf"))
+    logs = tl.load(where, mask=slots < K, other=float("-inf")).to(probs.dtype.element_ty)
     logs = tl.where((word < 0) & (slots < K), 0.0, logs)  # a missing word says nothing
     most = tl.max(logs, 0)
     most = tl.where(most == float("-inf"), 0.0, most)
@@ -108,7 +109,7 @@ def _multiplied(
 @triton.jit
 def _go_forward(
     row, begin, end, C, K, Q, rows, here, before, tile_of, probs, shrink, log_init, log_start,
-    emissions, joints, totals, low, LEAST,
+    emissions, joints, totals, low, LEAST: tl.constexpr,
     WIDE: tl.constexpr, STRIP: tl.constexpr, STAGES: tl.constexpr, SIDE: tl.constexpr,
     EVEN: tl.constexpr, SHARED: tl.constexpr, BEST: tl.constexpr, STARTED: tl.constexpr,
 ):  # fmt: skip
@@ -121,7 +122,7 @@ def _go_forward(
     row = row.to(tl.int64)
     message = tl.load(joints + (row * (C + 1) + begin) * K + slots, mask=slots < K, other=0.0)
     lost = tl.zeros([WIDE], tl.int32)
-    sums = tl.zeros([STRIP, WIDE], tl.float32)
+    sums = tl.zeros([STRIP, WIDE], message.dtype)
     for turn in tl.range(begin * (WIDE // STRIP), end * (WIDE // STRIP), num_stages=STAGES):
         start = turn % (WIDE // STRIP) * STRIP
         step = row * C + turn // (WIDE // STRIP)
@@ -145,14 +146,14 @@ def _go_forward(
                     is_first = step == row * C
                     start_at = tl.where(is_first, log_start + row * K + slots, start_at)
                 logs = tl.load(start_at, mask=states >= 0, other=float("-inf"))
-                message = tl.exp(logs) * emission
+                message = tl.exp(logs.to(message.dtype)) * emission
             else:
                 raw = _over(sums, 0, BEST)
                 lost = tl.maximum(lost, ((raw < LEAST) & (emission > 0)).to(tl.int32))
                 message = raw * (emission * _one_over(total))
             lost = tl.maximum(lost, ((message < LEAST) & (emission > 0)).to(tl.int32))
             tl.store(joints + after * K + slots, message, mask=slots < K)
-            sums = tl.zeros([STRIP, WIDE], tl.float32)
+            sums = tl.zeros([STRIP, WIDE], message.dtype)
     tl.store(totals + row * (C + 1) + end, _over(message, 0, BEST))
     if tl.max(lost, 0) > 0:
         tl.store(low + row, 1)
@@ -160,15 +161,15 @@ def _go_forward(
 
 @triton.jit
 def _go_back(
-    row, begin, end, C, K, Q, rows, before, tile_of, turned, shrink, emissions, backs, low, LEAST,
-    WIDE: tl.constexpr, STRIP: tl.constexpr, STAGES: tl.constexpr, SIDE: tl.constexpr,
-    EVEN: tl.constexpr, SHARED: tl.constexpr,
+    row, begin, end, C, K, Q, rows, before, tile_of, turned, shrink, emissions, backs, low,
+    LEAST: tl.constexpr, WIDE: tl.constexpr, STRIP: tl.constexpr, STAGES: tl.constexpr,
+    SIDE: tl.constexpr, EVEN: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     slots = tl.arange(0, WIDE)
     row = row.to(tl.int64)
     back = tl.load(backs + (row * (C + 1) + end) * K + slots, mask=slots < K, other=0.0)
     lost = tl.zeros([WIDE], tl.int32)
-    sums = tl.zeros([STRIP, WIDE], tl.float32)
+    sums = tl.zeros([STRIP, WIDE], back.dtype)
     for turn in tl.range(begin * (WIDE // STRIP), end * (WIDE // STRIP), num_stages=STAGES):
         start = turn % (WIDE // STRIP) * STRIP
         step = row * C + begin + end - 1 - turn // (WIDE // STRIP)
@@ -180,14 +181,14 @@ def _go_back(
                             EVEN, True)  # fmt: skip
         if start + STRIP >= WIDE:
             if source < 0:
-                back = tl.full([WIDE], 1.0, tl.float32)
+                back = tl.full([WIDE], 1.0, back.dtype)
             else:
                 raw = tl.sum(sums, 0)
                 back = raw * _one_over(tl.sum(weight, 0))
                 real = _ids(rows, source, K, 0, WIDE) >= 0
                 lost = tl.maximum(lost, (((back < LEAST) | (raw < LEAST)) & real).to(tl.int32))
             tl.store(backs + slot * K + slots, back, mask=slots < K)
-            sums = tl.zeros([STRIP, WIDE], tl.float32)
+            sums = tl.zeros([STRIP, WIDE], back.dtype)
     if tl.max(lost, 0) > 0:
         tl.store(low + row, 1)
 
@@ -195,7 +196,7 @@ def _go_back(
 @triton.jit
 def _pass(
     ends, begin, C, K, Q, rows, here, before, tile_of, probs, turned, shrink, log_init, log_start,
-    emissions, joints, totals, backs, low, low_back, LEAST,
+    emissions, joints, totals, backs, low, low_back, LEAST: tl.constexpr,
     FORWARD: tl.constexpr, BACK: tl.constexpr, WIDE: tl.constexpr, STRIP: tl.constexpr,
     STAGES: tl.constexpr, SIDE: tl.constexpr, EVEN: tl.constexpr, SHARED: tl.constexpr,
     BEST: tl.constexpr, STARTED: tl.constexpr,
@@ -215,14 +216,16 @@ def _pass(
 @triton.jit
 def _meet(
     ends, before, tile_of, C, K, emissions, emission_most, tile_most, joints, totals, backs, times,
-    posteriors, log_scales, pairs, low, LEAST, WIDE: tl.constexpr, SHARED: tl.constexpr,
+    posteriors, log_scales, pairs, low,
+    LEAST: tl.constexpr, WIDE: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     step = tl.program_id(0).to(tl.int64)
     row, time = step // C, step % C
     slot = row * (C + 1) + time + 1
     slots = tl.arange(0, WIDE)
     inside = slots < K
-    posterior, pair = tl.zeros([WIDE], tl.float32), tl.zeros([WIDE], tl.float32)
+    posterior = tl.zeros([WIDE], joints.dtype.element_ty)
+    pair = posterior
     if time < tl.load(ends + row):
         through = tl.load(before + step) >= 0
         total = tl.load(totals + slot)
@@ -248,12 +251,14 @@ def _meet(
     tl.store(pairs + step * K + slots, pair, mask=inside)
 
 
-def emissions_of(log_weights: Tensor, index: Tensor, ends: Tensor) -> Emissions:
-    """exp(log_weights[index]) of all steps, each over its largest."""
+def emissions_of(
+    log_weights: Tensor, index: Tensor, ends: Tensor, *, dtype: torch.dtype = torch.float32
+) -> Emissions:
+    """exp(log_weights[index]) of all steps, each over its largest, of type `dtype`."""
     log_weights = log_weights.contiguous()
     slots = log_weights.shape[1]
-    probs = torch.empty(*index.shape, slots, device=index.device)
-    log_most = torch.empty(index.shape, device=index.device)
+    probs = torch.empty(*index.shape, slots, dtype=dtype, device=index.device)
+    log_most = torch.empty(index.shape, dtype=dtype, device=index.device)
     low = torch.zeros(len(index), dtype=torch.int32, device=index.device)
     _make_emissions[(index.numel(),)](
         log_weights, index, ends, probs, log_most, low, index.shape[1], slots,
@@ -283,34 +288,36 @@ def run(
     `log_init` where the first step of a row starts afresh; `back` is what comes back into each
     row's last step, all ones if None. `ends` (B,) is the number of steps of each row. With `best`
     a forward message is of the best path into each state, not of all, and its total the best.
+    Messages have the type of the emissions, which that of the squares is too.
     """
     (batch, steps), slots = where.here.shape, where.rows.shape[1]
-    device, with_back = where.here.device, both or forward is not None
+    dtype, device = emissions.probs.dtype, where.here.device
+    with_back = both or forward is not None
     turned = squares.turned
     assert turned is not None or not with_back
     if forward is None:
-        joints = torch.empty(batch, steps + 1, slots, device=device)
+        joints = torch.empty(batch, steps + 1, slots, dtype=dtype, device=device)
         joints[:, begin] = 0 if message is None else message
-        totals = torch.ones(batch, steps + 1, device=device)
+        totals = torch.ones(batch, steps + 1, dtype=dtype, device=device)
         low = torch.zeros(2, batch, dtype=torch.int32, device=device)
     else:
         joints, totals, _, low = forward
     backs = joints
     if with_back:
-        backs = torch.ones(batch, steps + 1, slots, device=device)
+        backs = torch.ones(batch, steps + 1, slots, dtype=dtype, device=device)
         if back is not None:
             backs[torch.arange(batch, device=device), ends] = back
     wide = max(16, triton.next_power_of_2(slots))
     strip, stages, warps = STRIPS[min(wide, max(STRIPS))]
-    strip = min(wide, strip)
+    strip = min(wide, strip * 4 // dtype.itemsize)  # as many bytes
     _pass[(batch, 2 if both else 1)](
         ends, begin, steps, slots, squares.shrink.shape[1], where.rows, where.here, where.before,
         _tiles(where), squares.probs, squares.probs if turned is None else turned, squares.shrink,
         log_init, log_init if start is None else start.contiguous(), emissions.probs, joints,
-        totals, backs, low[0], low[1], lowest(torch.float32),
-        FORWARD=forward is None, BACK=with_back, WIDE=wide, STRIP=strip, STAGES=stages,
-        SIDE=side(slots), EVEN=slots == wide, SHARED=where.shared is not None, BEST=best,
-        STARTED=start is not None, num_warps=warps,
+        totals, backs, low[0], low[1],
+        LEAST=lowest(dtype), FORWARD=forward is None, BACK=with_back, WIDE=wide, STRIP=strip,
+        STAGES=stages, SIDE=squares.side, EVEN=slots == wide, SHARED=where.shared is not None,
+        BEST=best, STARTED=start is not None, num_warps=warps,
     )  # fmt: skip
     return Passed(joints, totals, backs, low)
 
@@ -324,8 +331,8 @@ STRIPS = {
     512: (32, 3, 8),
     1024: (16, 3, 8),
 }
-"""For messages of a width: the rows of a tile taken in at a time, how many such strips are on
-their way or being worked on, and warps."""
+"""For messages of a width: the rows of a float32 tile taken in at a time, how many such strips are
+on their way or being worked on, and warps."""
 
 
 def meet(
@@ -341,8 +348,8 @@ def meet(
     _meet[(batch * steps,)](
         ends, where.before, _tiles(where), steps, slots, emissions.probs, emissions.log_most,
         squares.log_most, passed.joints, passed.totals, passed.backs, times.contiguous(),
-        posteriors, log_scales, pairs, passed.low[0], lowest(torch.float32),
-        WIDE=triton.next_power_of_2(slots), SHARED=where.shared is not None,
-        num_warps=4 if slots > 128 else 1,
+        posteriors, log_scales, pairs, passed.low[0],
+        LEAST=lowest(posteriors.dtype), WIDE=triton.next_power_of_2(slots),
+        SHARED=where.shared is not None, num_warps=4 if slots > 128 else 1,
     )  # fmt: skip
     return Met(posteriors, log_scales, pairs)

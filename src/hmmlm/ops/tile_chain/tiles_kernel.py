@@ -1,7 +1,8 @@
 """The tiles between neighbouring steps as Triton kernels, and which of them a step has.
 
 A tile of probabilities is cut into squares, each over its largest entry; `shrink` is what a square
-has to be multiplied with to stand beside the others.
+has to be multiplied with to stand beside the others. Probabilities are float32, or float64 where
+messages are: the logarithms and factors that they are made of have a type of their own.
 """
 
 from typing import NamedTuple
@@ -57,10 +58,14 @@ class Squares(NamedTuple):
     shrink: Tensor
     log_most: Tensor
 
+    @property
+    def side(self) -> int:
+        return side(self.probs.shape[1], self.probs.dtype)
 
-def side(width: int) -> int:
-    """The side of a square."""
-    return min(128, max(16, triton.next_power_of_2(width)))
+
+def side(width: int, dtype: torch.dtype) -> int:
+    """The side of a square: one that a program can hold."""
+    return min(64 if dtype == torch.float64 else 128, max(16, triton.next_power_of_2(width)))
 
 
 def share(where: Map, with_order: bool = True) -> Map:
@@ -121,16 +126,19 @@ def _make_squares(
         states = _ids(rows, tl.load(here + step), K, j * SIDE, SIDE)
         real = (sources >= 0)[:, None] & (states >= 0)[None, :]
         if FACTORED:
-            logits = tl.zeros([SIDE, SIDE], tl.float32)
+            is_wide: tl.constexpr = left.dtype.element_ty == tl.float64
+            logits = tl.zeros([SIDE, SIDE], tl.float64 if is_wide else tl.float32)
             for first in range(0, H, WIDE):
                 features = first + tl.arange(0, WIDE)
                 mine = _vectors(left, sources, features, H, EVEN)
                 theirs = _vectors(right, states, features, H, EVEN)
-                logits = tl.dot(mine, tl.trans(theirs), logits, input_precision=PRECISION)
-            logits -= tl.load(log_norm + sources, mask=sources >= 0, other=0.0)[:, None]
+                logits = tl.dot(mine, tl.trans(theirs), logits, input_precision=PRECISION,
+                                out_dtype=logits.dtype)  # fmt: skip
+            norms = tl.load(log_norm + sources, mask=sources >= 0, other=0.0)
+            logits = logits.to(probs.dtype.element_ty) - norms.to(probs.dtype.element_ty)[:, None]
         else:
             where = log_trans + sources[:, None].to(tl.int64) * Z + states[None, :]
-            logits = tl.load(where, mask=real, other=float("-inf"))
+            logits = tl.load(where, mask=real, other=float("-inf")).to(probs.dtype.element_ty)
         logits = tl.where(real, logits, float("-inf"))
         most = tl.max(tl.max(logits, 1), 0)
         most = tl.where(most == float("-inf"), 0.0, most)
@@ -161,39 +169,46 @@ def squares_of_factors(
     precision: str,
     *,
     turned: bool = True,
+    dtype: torch.dtype = torch.float32,
 ) -> Squares:
-    """The tiles exp(left_i . right_j - log_norm_i) of a map. O(P K^2 H)."""
+    """The tiles exp(left_i . right_j - log_norm_i) of a map, of type `dtype`. O(P K^2 H).
+
+    Products are summed in float64 if the factors are float64, and else in float32.
+    """
     left, right, log_norm = (part.contiguous() for part in (left, right, log_norm))
     width = left.shape[1]
-    wide = min(64, max(16, triton.next_power_of_2(width)))
+    wide = min(16 if left.dtype == torch.float64 else 64, max(16, triton.next_power_of_2(width)))
     return _squares(
-        where, turned, left, right, log_norm, log_norm, 0, width,
+        where, turned, dtype, left, right, log_norm, log_norm, 0, width,
         FACTORED=True, WIDE=wide, EVEN=width % wide == 0, PRECISION=precision,
     )  # fmt: skip
 
 
-def squares_of_table(log_trans: Tensor, where: Map, *, turned: bool = True) -> Squares:
-    """The tiles exp(log_trans[i, j]) of a map. O(P K^2)."""
+def squares_of_table(
+    log_trans: Tensor, where: Map, *, turned: bool = True, dtype: torch.dtype = torch.float32
+) -> Squares:
+    """The tiles exp(log_trans[i, j]) of a map, of type `dtype`. O(P K^2)."""
     log_trans = log_trans.contiguous()
     return _squares(
-        where, turned, log_trans, log_trans, log_trans, log_trans, log_trans.shape[1], 0,
+        where, turned, dtype, log_trans, log_trans, log_trans, log_trans, log_trans.shape[1], 0,
         FACTORED=False, WIDE=16, EVEN=True, PRECISION="ieee",
     )  # fmt: skip
 
 
-def _squares(where: Map, turned: bool, *fields, **constants) -> Squares:
+def _squares(where: Map, turned: bool, dtype: torch.dtype, *fields, **constants) -> Squares:
     *tensors, states, width = fields
     named = where.shared or where
     before, here = named.before, named.here
     slots, tiles = where.rows.shape[1], here.numel()
-    parts = triton.cdiv(slots, side(slots))
-    probs = torch.empty(tiles, slots, slots, device=here.device)
+    edge = side(slots, dtype)
+    parts = triton.cdiv(slots, edge)
+    probs = torch.empty(tiles, slots, slots, dtype=dtype, device=here.device)
     other = torch.empty_like(probs) if turned else None
-    log_most = torch.empty(tiles, parts, parts, device=here.device)
+    log_most = torch.empty(tiles, parts, parts, dtype=dtype, device=here.device)
     _make_squares[(tiles, parts, parts)](
         *tensors, where.rows, before, here, probs, probs if other is None else other, log_most,
-        slots, states, width, TURNED=turned, SIDE=side(slots),
-        num_warps=8 if side(slots) > 64 else 4, **constants,
+        slots, states, width, TURNED=turned, SIDE=edge, num_warps=8 if edge > 64 else 4,
+        **constants,
     )  # fmt: skip
     most = log_most.amax((1, 2))
     return Squares(probs, other, (log_most - most[:, None, None]).exp(), most)

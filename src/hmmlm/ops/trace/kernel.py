@@ -52,7 +52,8 @@ def _trace(
             number = tl.load(tile_of + row * C + slot).to(tl.int64)
         # The last state may be known from the stretch after.
         if (slot < end) | (state < 0):
-            best, total = -1.0, 0.0
+            best = tl.full([], -1.0, messages.dtype.element_ty)
+            total = tl.zeros([], messages.dtype.element_ty)
             chosen = 0
             for first in range(0, K, BLOCK):
                 weights = _weights(messages, slot_at, tiles, shrink, number, state, first, K, Q,
@@ -64,7 +65,7 @@ def _trace(
                 total += tl.sum(weights, 0)
             if DRAW:
                 limit = tl.load(uniform + path * (C + 1) + slot) * total
-                before = 0.0
+                before = tl.zeros([], messages.dtype.element_ty)
                 found = K
                 for first in range(0, K, BLOCK):
                     weights = _weights(messages, slot_at, tiles, shrink, number, state, first, K,
