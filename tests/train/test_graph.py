@@ -286,4 +286,3 @@ def test_a_graph_carries_belief(kind: str, rate: float) -> None:
         assert len(sgd.graphed.graphs) == graph
         losses.append([step.loss for step in steps])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    assert losses[0][12] < losses[0][0]  # the same words, an epoch later

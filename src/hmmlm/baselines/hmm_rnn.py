@@ -160,7 +160,9 @@ class HmmRnn(Network):
         return (trans - trans.detach().amax(1, keepdim=True)).exp()
 
     def _log_emit(self) -> Float[Tensor, "V Z"]:
-        return F.log_softmax(self.words + self.bias[:, None], 0)
+        # Not by log_softmax, which takes half of a step along columns.
+        logits = self.words + self.bias[:, None]
+        return logits - torch.logsumexp(logits, 0)
 
 
 def _move(

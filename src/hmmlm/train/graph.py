@@ -2,7 +2,8 @@
 
 import gc
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from inspect import signature
 from typing import Any, Protocol, runtime_checkable
 
@@ -80,10 +81,7 @@ class GraphedSteps:
         self.taken: dict[tuple, int] = {}
         self.may_capture = True
         self.widths = Widths(loss.can_widen)
-        self.pool = self.aside = None
-        if self.device.type == "cuda":
-            self.pool = torch.cuda.graph_pool_handle()
-            self.aside = torch.cuda.Stream(self.device)
+        self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         self.ahead: tuple[Batch, Tensor] | None = None  # the next batch, packed
         self.skip, self.scale = (torch.zeros((), device=self.device) for _ in range(2))
 
@@ -142,22 +140,7 @@ class GraphedSteps:
                     f"failed: {answer}"
                 )
         if isinstance(answer, str):
-            answer = self._try(lambda: self._warm(packed, level, wide), peek)
-        return answer
-
-    def _warm(self, packed: Tensor, level: float, wide: bool) -> Tensor:
-        """The step without a graph, on the stream that one is captured on.
-
-        Some libraries make things ready for a stream when they first see it, and may not do so
-        during a capture.
-        """
-        if self.aside is None:
-            return self.compute(packed, level, wide)
-        before = torch.cuda.current_stream(self.device)
-        self.aside.wait_stream(before)
-        with torch.cuda.stream(self.aside):
-            answer = self.compute(packed.to(self.device, non_blocking=True), level, wide)
-        before.wait_stream(self.aside)
+            answer = self._try(lambda: self.compute(self._send(packed), level, wide), peek)
         return answer
 
     def _replay(self, key: tuple, packed: Tensor, level: float, wide: bool) -> Tensor:
@@ -167,7 +150,6 @@ class GraphedSteps:
                 lambda given: self.compute(given, level, wide),
                 packed,
                 self.loss.generator,
-                self.aside,
                 self.pool,
             )
         return self.graphs[key](packed)
@@ -178,6 +160,9 @@ class GraphedSteps:
             return self.ahead[1]
         packed = pack(batch)
         return packed.pin_memory() if self.device.type == "cuda" else packed
+
+    def _send(self, packed: Tensor) -> Tensor:
+        return packed.to(self.device, non_blocking=True)
 
     def _try(
         self, run: Callable[[], Tensor], peek: Callable[[], Batch | None] | None
@@ -281,19 +266,30 @@ class Replay:
         run: Callable[[Tensor], Tensor],
         given: Tensor,
         generator: torch.Generator,
-        stream: Any,
         pool: Any,
     ) -> None:
         self.given = given.to(generator.device)
         self.graph = torch.cuda.CUDAGraph()
         self.graph.register_generator_state(generator)
-        with torch.cuda.graph(self.graph, pool=pool, stream=stream):
+        with torch.cuda.graph(self.graph, pool=pool), _no_collection():
             self.answer = run(self.given)
 
     def __call__(self, given: Tensor) -> Tensor:
         self.given.copy_(given, non_blocking=True)
         self.graph.replay()
         return self.answer
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Within it nothing is collected: the end of another graph would break a capture."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def pack(batch: Batch) -> Tensor:
