@@ -97,7 +97,6 @@ def test_belief_is_carried_as_in_the_ordinary_step(
     how: str, kind: str, rate: float, monkeypatch
 ) -> None:
     monkeypatch.setattr("hmmlm.train.graph.WARM", 99)
-    monkeypatch.setattr("hmmlm.params.dropout.ALIGNED", 2)
     settings, taken, found = replace(SETTINGS, precision="float32"), [], []
     for captured in (True, False):
         model, _ = make(kind, BLOCKS, 0.0)

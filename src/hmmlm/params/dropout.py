@@ -10,9 +10,6 @@ from hmmlm.errors import InputError
 from hmmlm.ops.kernels import why_not
 from hmmlm.support import Support
 
-ALIGNED = 16
-"""Rows of so many slots, or a multiple of it, are read many times faster by kernels than others."""
-
 
 def keep_states(
     support: Support,
@@ -52,11 +49,8 @@ class Keeper:
         self.keep, self.firsts = keep, keep.cumsum(0) - keep
         self.is_kept = slots < keep[:, None]  # (R, k)
         self.places = self.is_kept.flatten().nonzero().flatten()
-        width = len(slots)
-        if len(keep) > 1:  # one row without padding is a support of all states
-            width = min(math.ceil(width / ALIGNED) * ALIGNED, support.width)
-        rows = torch.full((len(keep), width), -1, device=keep.device)
-        rows[:, : len(slots)][self.is_kept] = torch.arange(len(self.places), device=keep.device)
+        rows = torch.full(self.is_kept.shape, -1, device=keep.device)
+        rows[self.is_kept] = torch.arange(len(self.places), device=keep.device)
         self.support = Support(rows, support.row_of_word, len(self.places))
 
     def draw(self, generator: torch.Generator) -> Int[Tensor, " S"]:

@@ -133,22 +133,16 @@ class HmmLoss:
             return level
         width = self.keeper(level).support.width if level > 0 else self.support.width
         shape, belief = (len(batch.tokens), width), self.belief
-        if belief is None or bool(batch.restart[:, 0].all()) or len(belief.states) != shape[0]:
-            return None
-        if (missing := width - belief.states.shape[1]) < 0:
+        if belief is None or belief.states.shape != shape or bool(batch.restart[:, 0].all()):
             return None
         if shape not in self.held:
             self.held[shape] = Belief(
-                belief.states.new_empty(shape),
-                torch.empty(shape, device=belief.states.device),
-                torch.empty_like(belief.fresh),
+                belief.states.clone(), belief.log_probs.float(), belief.fresh.clone()
             )
         held = self.held[shape]
         if belief is not held:
-            held.states.copy_(nn.functional.pad(belief.states, (0, missing), value=-1))
-            padded = nn.functional.pad(belief.log_probs, (0, missing), value=-torch.inf)
-            held.log_probs.copy_(padded)
-            held.fresh.copy_(belief.fresh)
+            for part, new in zip(held, belief, strict=True):
+                part.copy_(new)
             self.belief = held
         return level
 

@@ -18,6 +18,7 @@ from hmmlm.ops.tile_chain.tiles_kernel import (
     _tile_at,
     _tiles,
     _vectors,
+    line,
 )
 
 COUNTED = 256
@@ -37,7 +38,7 @@ def _chunk_of(chunk, firsts, offsets, R, STEPS, ROWS: tl.constexpr):
 
 @triton.jit
 def _add_counts(
-    order, offsets, firsts, R, STEPS, SHIFT, C, K, H, N, rows, here, before, messages, probs,
+    order, offsets, firsts, R, STEPS, SHIFT, C, K, L, H, N, rows, here, before, messages, probs,
     shrink, pairs, factors, sums, Q,
     LEFT: tl.constexpr, ROWS: tl.constexpr, SIDE: tl.constexpr, WIDE: tl.constexpr,
     EVEN: tl.constexpr, PRECISION: tl.constexpr,
@@ -68,8 +69,8 @@ def _add_counts(
                 pair = tl.load(pairs + step * K + j, mask=j < K, other=0.0)
                 square = (step * Q + i // SIDE) * Q + j // SIDE
                 message *= tl.load(shrink + square)
-                where = probs + step * K * K + i[:, None] * K + j[None, :]
-                tile = tl.load(where, mask=(i < K)[:, None] & (j < K)[None, :], other=0.0)
+                where = probs + step * K * L + i[:, None] * L + j[None, :]
+                tile = tl.load(where, mask=(i < K)[:, None] & (j < L)[None, :], other=0.0)
                 counts = (tile * message[:, None] * pair[None, :]).to(total.dtype)
                 states = _ids(rows, other_row, K, other * SIDE, SIDE)
                 vectors = _vectors(factors, states, features, H, EVEN)
@@ -85,7 +86,7 @@ def _add_counts(
 
 @triton.jit
 def _count_tile(
-    steps, offsets, C, K, Q, messages, probs, shrink, pairs, counts, SIDE: tl.constexpr,
+    steps, offsets, C, K, L, Q, messages, probs, shrink, pairs, counts, SIDE: tl.constexpr,
 ):  # fmt: skip
     """A square of the counts of a shared tile, summed over its steps."""
     tile, i, j = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
@@ -97,8 +98,8 @@ def _count_tile(
         message = tl.load(messages + slot * K + slots_i, mask=slots_i < K, other=0.0)
         pair = tl.load(pairs + step * K + slots_j, mask=slots_j < K, other=0.0)
         met += message[:, None] * pair[None, :]
-    where = tile * K * K + slots_i[:, None] * K + slots_j[None, :]
-    inside = (slots_i < K)[:, None] & (slots_j < K)[None, :]
+    where = tile * K * L + slots_i[:, None] * L + slots_j[None, :]
+    inside = (slots_i < K)[:, None] & (slots_j < L)[None, :]
     small = tl.load(shrink + (tile * Q + i) * Q + j)
     met *= tl.load(probs + where, mask=inside, other=0.0) * small
     tl.store(counts + where, met.to(counts.dtype.element_ty), mask=inside)
@@ -106,7 +107,7 @@ def _count_tile(
 
 @triton.jit
 def _add_tiles(
-    order, offsets, firsts, others, R, STEPS, K, H, Q, rows, counts, factors, sums,
+    order, offsets, firsts, others, R, STEPS, K, L, H, Q, rows, counts, factors, sums,
     LEFT: tl.constexpr, ROWS: tl.constexpr, SIDE: tl.constexpr, INNER: tl.constexpr,
     WIDE: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -122,12 +123,13 @@ def _add_tiles(
         theirs = first + tl.arange(0, INNER)
         states = _ids(rows, tl.load(others + place), K, first, INNER)
         vectors = _vectors(factors, states, features, H, EVEN)
-        where = counts + tl.load(order + place) * K * K
+        where = counts + tl.load(order + place) * K * L
         if LEFT:
-            where += mine[:, None] * K + theirs[None, :]
+            where += mine[:, None] * L + theirs[None, :]
+            mask = (mine < K)[:, None] & (theirs < L)[None, :]
         else:
-            where += mine[:, None] + theirs[None, :] * K
-        mask = (mine < K)[:, None] & (theirs < K)[None, :]
+            where += mine[:, None] + theirs[None, :] * L
+            mask = (mine < L)[:, None] & (theirs < K)[None, :]
         met = tl.load(where, mask=mask, other=0.0)
         met = narrowed(met, vectors, PRECISION)
         total = tl.dot(met, vectors, total, input_precision=PRECISION, out_dtype=total.dtype)
@@ -155,7 +157,8 @@ def _join_chunks(
 
 @triton.jit
 def _add_table(
-    order, keys, N, C, K, Z, rows, here, before, tile_of, messages, probs, shrink, pairs, table, Q,
+    order, keys, N, C, K, L, Z, rows, here, before, tile_of, messages, probs, shrink, pairs, table,
+    Q,
     SHARED: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
     """A square of the counts between two rows, summed over the steps between them."""
@@ -173,7 +176,7 @@ def _add_table(
         states = _ids(rows, tl.load(here + step), K, j * SIDE, SIDE)
         # Between the same two rows all steps have the same tile.
         number = _tile_at(tile_of, step, SHARED)
-        where = probs + number * K * K + slots_i[:, None] * K + slots_j[None, :]
+        where = probs + number * K * L + slots_i[:, None] * L + slots_j[None, :]
         tile = tl.load(where, mask=inside, other=0.0) * tl.load(shrink + (number * Q + i) * Q + j)
         following = key
         while following == key:
@@ -219,7 +222,8 @@ def factor_counts(
     for is_left, factors in ((True, right), (False, left)):
         _add_counts[(chunks.most, parts, triton.cdiv(width, wide))](
             chunks.order, chunks.offsets, chunks.firsts, rows, chunks.length, int(is_left),
-            where.here.shape[1], slots, width, number, where.rows, where.here, where.before,
+            where.here.shape[1], slots, line(slots), width, number, where.rows, where.here,
+            where.before,
             joints, squares.probs, squares.shrink, pairs, factors, chunks.sums, parts,
             LEFT=is_left, ROWS=triton.next_power_of_2(rows), SIDE=edge, WIDE=wide,
             EVEN=width % wide == 0, PRECISION=precision,
@@ -245,10 +249,12 @@ def shared_counts(
     (rows, slots), width, number = where.rows.shape, left.shape[1], len(shared.here)
     parts, edge = squares.shrink.shape[1], squares.side
     summed = torch.float64 if left.dtype == torch.float64 else torch.float32
-    counts = room.view(-1).view(left.dtype)[: room.numel()].view_as(room)
+    length = line(slots)
+    numbers = number * slots * length
+    counts = room.as_strided((numbers,), (1,)).view(left.dtype)[:numbers]
     _count_tile[(number, parts, parts)](
-        shared.order, shared.offsets, where.here.shape[1], slots, parts, joints, squares.probs,
-        squares.shrink, pairs, counts, SIDE=edge, num_warps=8 if edge > 64 else 4,
+        shared.order, shared.offsets, where.here.shape[1], slots, length, parts, joints,
+        squares.probs, squares.shrink, pairs, counts, SIDE=edge, num_warps=8 if edge > 64 else 4,
     )  # fmt: skip
     is_narrow, is_wide = left.dtype.itemsize < 4, left.dtype == torch.float64
     wide = min(256 if is_narrow else 64, max(16, triton.next_power_of_2(width)))
@@ -258,7 +264,7 @@ def shared_counts(
         chunks = _Chunks(*_ordered(mine, rows), number, where.rows, parts * edge, width, summed)
         _add_tiles[(chunks.most, parts, triton.cdiv(width, wide))](
             chunks.order, chunks.offsets, chunks.firsts, theirs[chunks.order], rows, chunks.length,
-            slots, width, parts, where.rows, counts, factors, chunks.sums,
+            slots, length, width, parts, where.rows, counts, factors, chunks.sums,
             LEFT=is_left, ROWS=triton.next_power_of_2(rows), SIDE=edge,
             INNER=min(edge, 32 if is_wide else 64), WIDE=wide, STAGES=3 if is_narrow else 2,
             EVEN=width % wide == 0, PRECISION=precision, num_warps=8 if edge > 64 else 4,
@@ -319,8 +325,8 @@ def table_counts(
     table = torch.zeros(num_states, num_states, dtype=joints.dtype, device=joints.device)
     parts, edge = squares.shrink.shape[1], squares.side
     _add_table[(batch * steps, parts, parts)](
-        order, ordered, batch * steps, steps, slots, num_states, where.rows, where.here,
-        where.before, _tiles(where), joints, squares.probs, squares.shrink, pairs, table, parts,
-        SHARED=where.shared is not None, SIDE=edge, num_warps=8 if edge > 64 else 4,
+        order, ordered, batch * steps, steps, slots, line(slots), num_states, where.rows,
+        where.here, where.before, _tiles(where), joints, squares.probs, squares.shrink, pairs,
+        table, parts, SHARED=where.shared is not None, SIDE=edge, num_warps=8 if edge > 64 else 4,
     )  # fmt: skip
     return table

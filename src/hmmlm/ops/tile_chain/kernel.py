@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hmmlm.ops.messages.scaled import lowest
-from hmmlm.ops.tile_chain.tiles_kernel import Map, Squares, _ids, _tile_at, _tiles
+from hmmlm.ops.tile_chain.tiles_kernel import Map, Squares, _ids, _tile_at, _tiles, line
 
 
 class Emissions(NamedTuple):
@@ -80,7 +80,7 @@ def _one_over(total):
 
 @triton.jit
 def _multiplied(
-    tiles, shrink, source, number, start, given, K, Q, WIDE: tl.constexpr, STRIP: tl.constexpr,
+    tiles, shrink, source, number, start, given, K, L, Q, WIDE: tl.constexpr, STRIP: tl.constexpr,
     SIDE: tl.constexpr, EVEN: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
     """The rows from `start` on of a tile, (STRIP, WIDE), each times its number of `given`.
@@ -88,12 +88,12 @@ def _multiplied(
     Zeros where the step starts afresh, `source` being NONE.
     """
     some, slots = start + tl.arange(0, STRIP), tl.arange(0, WIDE)
-    where = tiles + number * K * K + some[:, None] * K + slots[None, :]
+    where = tiles + number * K * L + some[:, None] * L + slots[None, :]
     limit = tl.where(source < 0, 0, K)
     if EVEN:
         tile = tl.load(where, mask=(some < limit)[:, None], other=0.0)
     else:
-        tile = tl.load(where, mask=(some < limit)[:, None] & (slots < K)[None, :], other=0.0)
+        tile = tl.load(where, mask=(some < limit)[:, None] & (slots < L)[None, :], other=0.0)
     if STRIP < WIDE:
         given = tl.gather(given, some, 0)
     if SIDE == WIDE:
@@ -108,7 +108,7 @@ def _multiplied(
 
 @triton.jit
 def _go_forward(
-    row, begin, end, C, K, Q, rows, here, before, tile_of, probs, shrink, log_init, log_start,
+    row, begin, end, C, K, L, Q, rows, here, before, tile_of, probs, shrink, log_init, log_start,
     emissions, joints, totals, low, LEAST: tl.constexpr,
     WIDE: tl.constexpr, STRIP: tl.constexpr, STAGES: tl.constexpr, SIDE: tl.constexpr,
     EVEN: tl.constexpr, SHARED: tl.constexpr, BEST: tl.constexpr, STARTED: tl.constexpr,
@@ -130,8 +130,8 @@ def _go_forward(
         source = tl.load(before + step)
         emission = tl.load(emissions + step * K + slots, mask=slots < K, other=0.0)
         number = _tile_at(tile_of, step, SHARED)
-        part = _multiplied(probs, shrink, source, number, start, message, K, Q, WIDE, STRIP, SIDE,
-                           EVEN, False)  # fmt: skip
+        part = _multiplied(probs, shrink, source, number, start, message, K, L, Q, WIDE, STRIP,
+                           SIDE, EVEN, False)  # fmt: skip
         if BEST:
             sums = tl.maximum(sums, part)
         else:
@@ -161,7 +161,7 @@ def _go_forward(
 
 @triton.jit
 def _go_back(
-    row, begin, end, C, K, Q, rows, before, tile_of, turned, shrink, emissions, backs, low,
+    row, begin, end, C, K, L, Q, rows, before, tile_of, turned, shrink, emissions, backs, low,
     LEAST: tl.constexpr, WIDE: tl.constexpr, STRIP: tl.constexpr, STAGES: tl.constexpr,
     SIDE: tl.constexpr, EVEN: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
@@ -177,8 +177,8 @@ def _go_back(
         source = tl.load(before + step)
         weight = back * tl.load(emissions + step * K + slots, mask=slots < K, other=0.0)
         number = _tile_at(tile_of, step, SHARED)
-        sums += _multiplied(turned, shrink, source, number, start, weight, K, Q, WIDE, STRIP, SIDE,
-                            EVEN, True)  # fmt: skip
+        sums += _multiplied(turned, shrink, source, number, start, weight, K, L, Q, WIDE, STRIP,
+                            SIDE, EVEN, True)  # fmt: skip
         if start + STRIP >= WIDE:
             if source < 0:
                 back = tl.full([WIDE], 1.0, back.dtype)
@@ -195,8 +195,8 @@ def _go_back(
 
 @triton.jit
 def _pass(
-    ends, begin, C, K, Q, rows, here, before, tile_of, probs, turned, shrink, log_init, log_start,
-    emissions, joints, totals, backs, low, low_back, LEAST: tl.constexpr,
+    ends, begin, C, K, L, Q, rows, here, before, tile_of, probs, turned, shrink, log_init,
+    log_start, emissions, joints, totals, backs, low, low_back, LEAST: tl.constexpr,
     FORWARD: tl.constexpr, BACK: tl.constexpr, WIDE: tl.constexpr, STRIP: tl.constexpr,
     STAGES: tl.constexpr, SIDE: tl.constexpr, EVEN: tl.constexpr, SHARED: tl.constexpr,
     BEST: tl.constexpr, STARTED: tl.constexpr,
@@ -205,12 +205,12 @@ def _pass(
     row = tl.program_id(0)
     end = tl.load(ends + row).to(tl.int32)
     if FORWARD and (not BACK or tl.program_id(1) == 0):
-        _go_forward(row, begin, end, C, K, Q, rows, here, before, tile_of, probs, shrink, log_init,
-                    log_start, emissions, joints, totals, low, LEAST, WIDE, STRIP, STAGES, SIDE,
-                    EVEN, SHARED, BEST, STARTED)  # fmt: skip
+        _go_forward(row, begin, end, C, K, L, Q, rows, here, before, tile_of, probs, shrink,
+                    log_init, log_start, emissions, joints, totals, low, LEAST, WIDE, STRIP,
+                    STAGES, SIDE, EVEN, SHARED, BEST, STARTED)  # fmt: skip
     if BACK and (not FORWARD or tl.program_id(1) == 1):
-        _go_back(row, begin, end, C, K, Q, rows, before, tile_of, turned, shrink, emissions, backs,
-                 low_back, LEAST, WIDE, STRIP, STAGES, SIDE, EVEN, SHARED)  # fmt: skip
+        _go_back(row, begin, end, C, K, L, Q, rows, before, tile_of, turned, shrink, emissions,
+                 backs, low_back, LEAST, WIDE, STRIP, STAGES, SIDE, EVEN, SHARED)  # fmt: skip
 
 
 @triton.jit
@@ -311,10 +311,10 @@ def run(
     strip, stages, warps = STRIPS[min(wide, max(STRIPS))]
     strip = min(wide, strip * 4 // dtype.itemsize)  # as many bytes
     _pass[(batch, 2 if both else 1)](
-        ends, begin, steps, slots, squares.shrink.shape[1], where.rows, where.here, where.before,
-        _tiles(where), squares.probs, squares.probs if turned is None else turned, squares.shrink,
-        log_init, log_init if start is None else start.contiguous(), emissions.probs, joints,
-        totals, backs, low[0], low[1],
+        ends, begin, steps, slots, line(slots), squares.shrink.shape[1], where.rows, where.here,
+        where.before, _tiles(where), squares.probs, squares.probs if turned is None else turned,
+        squares.shrink, log_init, log_init if start is None else start.contiguous(),
+        emissions.probs, joints, totals, backs, low[0], low[1],
         LEAST=lowest(dtype), FORWARD=forward is None, BACK=with_back, WIDE=wide, STRIP=strip,
         STAGES=stages, SIDE=squares.side, EVEN=slots == wide, SHARED=where.shared is not None,
         BEST=best, STARTED=start is not None, num_warps=warps,

@@ -12,6 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+ALIGNED = 16
+"""Rows of so many numbers, or a multiple of it, are read many times faster than others."""
+
 NONE = -1
 """The row of the map before a step that starts afresh: no tile stands between."""
 
@@ -50,7 +53,8 @@ class Squares(NamedTuple):
     """P tiles, (P, K, K), with `shrink` (P, I, I) and the log taken out, (P,): see `Map`.
 
     `turned` are the tiles transposed, for the way back: sums along the first axis are fast. What
-    stands where there is no tile means nothing.
+    stands where there is no tile means nothing. In memory a row has a `line` of room, zeros after
+    its end.
     """
 
     probs: Tensor
@@ -66,6 +70,11 @@ class Squares(NamedTuple):
 def side(width: int, dtype: torch.dtype) -> int:
     """The side of a square: one that a program can hold."""
     return min(64 if dtype == torch.float64 else 128, max(16, triton.next_power_of_2(width)))
+
+
+def line(width: int) -> int:
+    """The room of a row of a tile, so that all rows begin where many numbers are read at once."""
+    return triton.cdiv(width, ALIGNED) * ALIGNED
 
 
 def share(where: Map, with_order: bool = True) -> Map:
@@ -110,7 +119,7 @@ def _vectors(table, states, features, H, EVEN: tl.constexpr):
 
 @triton.jit
 def _make_squares(
-    left, right, log_norm, log_trans, rows, before, here, probs, turned, log_most, K, Z, H,
+    left, right, log_norm, log_trans, rows, before, here, probs, turned, log_most, K, L, Z, H,
     FACTORED: tl.constexpr, TURNED: tl.constexpr, SIDE: tl.constexpr, WIDE: tl.constexpr,
     EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -143,13 +152,13 @@ def _make_squares(
         most = tl.max(tl.max(logits, 1), 0)
         most = tl.where(most == float("-inf"), 0.0, most)
         slots_i, slots_j = i * SIDE + tl.arange(0, SIDE), j * SIDE + tl.arange(0, SIDE)
-        where = probs + step * K * K + slots_i[:, None] * K + slots_j[None, :]
-        mask = (slots_i < K)[:, None] & (slots_j < K)[None, :]
+        where = probs + step * K * L + slots_i[:, None] * L + slots_j[None, :]
+        mask = (slots_i < K)[:, None] & (slots_j < L)[None, :]
         values = tl.exp(logits - most)
         tl.store(where, values, mask=mask)
         if TURNED:
-            where = turned + step * K * K + slots_j[:, None] * K + slots_i[None, :]
-            tl.store(where, tl.trans(values), mask=(slots_j < K)[:, None] & (slots_i < K)[None, :])
+            where = turned + step * K * L + slots_j[:, None] * L + slots_i[None, :]
+            tl.store(where, tl.trans(values), mask=(slots_j < K)[:, None] & (slots_i < L)[None, :])
         tl.store(most_at, most)
 
 
@@ -202,16 +211,18 @@ def _squares(where: Map, turned: bool, dtype: torch.dtype, *fields, **constants)
     slots, tiles = where.rows.shape[1], here.numel()
     edge = side(slots, dtype)
     parts = triton.cdiv(slots, edge)
-    probs = torch.empty(tiles, slots, slots, dtype=dtype, device=here.device)
-    other = torch.empty_like(probs) if turned else None
+    room = (1 + turned, tiles, slots, line(slots))
+    probs, *other = torch.empty(room, dtype=dtype, device=here.device)[..., :slots]
     log_most = torch.empty(tiles, parts, parts, dtype=dtype, device=here.device)
     _make_squares[(tiles, parts, parts)](
-        *tensors, where.rows, before, here, probs, probs if other is None else other, log_most,
-        slots, states, width, TURNED=turned, SIDE=edge, num_warps=8 if edge > 64 else 4,
-        **constants,
+        *tensors, where.rows, before, here, probs, other[0] if turned else probs, log_most,
+        slots, line(slots), states, width, TURNED=turned, SIDE=edge,
+        num_warps=8 if edge > 64 else 4, **constants,
     )  # fmt: skip
     most = log_most.amax((1, 2))
-    return Squares(probs, other, (log_most - most[:, None, None]).exp(), most)
+    return Squares(
+        probs, other[0] if turned else None, (log_most - most[:, None, None]).exp(), most
+    )
 
 
 def _tiles(where: Map) -> Tensor:

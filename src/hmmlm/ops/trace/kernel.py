@@ -17,7 +17,7 @@ BLOCK = 2048
 
 @triton.jit
 def _weights(
-    messages, slot_at, tiles, shrink, number, state, first, K, Q, STEP, COLUMN, SIDE,
+    messages, slot_at, tiles, shrink, number, state, first, K, Q, TILE, STEP, COLUMN, SIDE,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """message_i p_ij of a block of states i; the message alone where no tile stands after it."""
@@ -25,7 +25,7 @@ def _weights(
     inside = places < K
     weights = tl.load(messages + slot_at * K + places, mask=inside, other=0.0)
     if number >= 0:
-        where = tiles + number * K * K + places.to(tl.int64) * STEP + state * COLUMN
+        where = tiles + number * TILE + places.to(tl.int64) * STEP + state * COLUMN
         weights *= tl.load(where, mask=inside, other=0.0)
         if Q > 1:
             square = (number * Q + places // SIDE) * Q + state // SIDE
@@ -35,8 +35,8 @@ def _weights(
 
 @triton.jit
 def _trace(
-    messages, tiles, shrink, tile_of, ends, given, uniform, states, C, K, Q, N, STEP, COLUMN, SIDE,
-    FROM, DRAW: tl.constexpr, BLOCK: tl.constexpr,
+    messages, tiles, shrink, tile_of, ends, given, uniform, states, C, K, Q, N, TILE, STEP, COLUMN,
+    SIDE, FROM, DRAW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     path = tl.program_id(0).to(tl.int64)
     row = path // N
@@ -57,7 +57,7 @@ def _trace(
             chosen = 0
             for first in range(0, K, BLOCK):
                 weights = _weights(messages, slot_at, tiles, shrink, number, state, first, K, Q,
-                                   STEP, COLUMN, SIDE, BLOCK)  # fmt: skip
+                                   TILE, STEP, COLUMN, SIDE, BLOCK)  # fmt: skip
                 most = tl.max(weights, 0)
                 if most > best:
                     best = most
@@ -69,7 +69,7 @@ def _trace(
                 found = K
                 for first in range(0, K, BLOCK):
                     weights = _weights(messages, slot_at, tiles, shrink, number, state, first, K,
-                                       Q, STEP, COLUMN, SIDE, BLOCK)  # fmt: skip
+                                       Q, TILE, STEP, COLUMN, SIDE, BLOCK)  # fmt: skip
                     sums = before + tl.cumsum(weights, 0)
                     # Sums made side by side need not rise: a state without weight is never taken.
                     reached = (sums > limit) & (weights > 0)
@@ -106,10 +106,12 @@ def trace(
     if given is None:
         given = torch.full((batch, num_paths), -1, dtype=torch.int32, device=device)
     parts = 1 if shrink is None else shrink.shape[1]
+    across, along = tiles.stride()[-2:]
+    step, column = (along, across) if turned else (across, along)
     _trace[(batch * num_paths,)](
         messages, tiles, tiles if shrink is None else shrink, tile_of.contiguous(), ends,
         given.contiguous(), messages if uniform is None else uniform.contiguous(), states,
-        slots - 1, width, parts, num_paths, 1 if turned else width, width if turned else 1, side,
+        slots - 1, width, parts, num_paths, tiles.stride(0), step, column, side,
         int(is_first), DRAW=uniform is not None,
         BLOCK=min(BLOCK, max(16, triton.next_power_of_2(width))),
         num_warps=1 if width <= 128 else 4,
