@@ -134,12 +134,15 @@ class Runner:
         name, kind = job.row.name, job.row.kind
         try:
             self.stop.check()
+            known = job.notes.get("commits", [])
+            job.note(commits=[*known, *({self.commit} - set(known))])  # of all calls
             if kind != KNESER_NEY and not job.notes.get("trained"):
                 self._train(job)
             with self.measuring:
                 self.stop.check()
                 self._measure(job)
-            add_lines(self.given.out, make_lines(job.wanted, job.notes, self.commit))
+            commits = "+".join(job.notes["commits"])
+            add_lines(self.given.out, make_lines(job.wanted, job.notes, commits))
         except Stopped:
             return f"{name} ({job.row.dataset}) is not finished; the same command goes on with it"
         val = job.notes["measured"]["modes"][job.row.mode]["val"]

@@ -77,7 +77,7 @@ def sums_by_kernel(table: Factored, sources: Tensor, blocks: Tensor) -> Tensor:
         dtype, precision = table.operand
         factors = table.left.to(dtype), table.right.to(dtype)
         squares = tiles_kernel.squares_of_factors(*factors, table.log_norm, where, precision)
-        side = tiles_kernel.side(width)
+        side = squares.side
         shrink = squares.shrink.double().repeat_interleave(side, 1).repeat_interleave(side, 2)
         scale = shrink[:, :width, :width] * squares.log_most.double().exp()[:, None, None]
         totals.append((squares.probs.double() * scale).sum((0, 2)))

@@ -86,9 +86,8 @@ class _Full:
             self.inside += 1
             if self.inside == 1:
                 for place, parent in _settings():
-                    if (found := place.fp32_precision) not in ("ieee", "none"):
-                        inherits = found == parent.fp32_precision
-                        self.before[place] = "none" if inherits else found
+                    if place.fp32_precision not in ("ieee", "none"):
+                        self.before[place] = _own(place, parent)
                         place.fp32_precision = "ieee"
 
     def leave(self) -> None:
@@ -110,22 +109,30 @@ def _settings() -> tuple[tuple[Any, Any], ...]:
     )
 
 
+def _own(place: Any, parent: Any) -> str:
+    """What was said of a place itself: "none" where it inherits."""
+    found = place.fp32_precision
+    return "none" if found == parent.fp32_precision else found
+
+
 _full = _Full()
 
 
 @contextmanager
 def torch_tf32() -> Iterator[None]:
-    """Within it torch makes products of float32 numbers, and LSTMs, in tf32 on a GPU."""
-    backends: Any = torch.backends
-    places = (backends.cuda.matmul, backends.cudnn.rnn)
-    before = [place.fp32_precision for place in places]
-    try:
-        for place in places:
-            place.fp32_precision = "tf32"
-        yield
-    finally:
-        for place, found in zip(places, before, strict=True):
-            place.fp32_precision = found
+    """Within it torch makes products of float32 numbers, and LSTMs, in tf32 on a GPU.
+
+    On all threads: torch's settings belong to the process.
+    """
+    with full_products():
+        before = {place: _own(place, parent) for place, parent in _settings()}
+        try:
+            for place in before:
+                place.fp32_precision = "tf32"
+            yield
+        finally:
+            for place, found in before.items():
+                place.fp32_precision = found
 
 
 @contextmanager

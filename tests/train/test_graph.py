@@ -1,5 +1,6 @@
 """Steps that a CUDA graph replays: the same numbers as the ordinary step."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -119,6 +120,73 @@ def test_belief_is_carried_as_in_the_ordinary_step(
     assert losses == pytest.approx(plain_losses, rel=1e-5)
     assert sizes == pytest.approx(plain_sizes, rel=1e-3)
     torch.testing.assert_close(state, plain_state, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("support", [BLOCKS, Support.dense(10, 7)])
+def test_rows_start_afresh_where_nothing_is_carried(support: Support) -> None:
+    batch = slices()[1]
+    assert not batch.restart.any()
+    gradients = []
+    for captured in (True, False):
+        model, _ = make("scalar", support, 0.0)
+        loss = HmmLoss(model, support)
+        assert loss.fit(batch, 0.0) == 0.0
+        if captured:
+            given = (part.to(DEVICE) for part in (batch.tokens, batch.restart, batch.lengths))
+            made = loss.differentiate(*given, 0.0, "float32")
+            assert not made.is_low
+        else:
+            loss(batch, 0.0).backward()
+        gradients.append([part.grad for part in model.parameters()])
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-6)
+    assert gradients[0][0].norm() > 1e-3
+
+
+def test_what_does_not_fit_is_not_lost(monkeypatch) -> None:
+    """Kernels that were asked for count the first batch of streams too."""
+    monkeypatch.setattr("hmmlm.train.graph.WARM", 99)
+    model, _ = make("lowrank", BLOCKS, 0.0)
+    loss = HmmLoss(model, BLOCKS, carry=True, implementation="kernel")
+    sgd = Sgd(model, loss, replace(SETTINGS, precision="float32"))
+    sgd.optimiser = make_optimiser(model)
+    sgd.graphed = GraphedSteps(model, loss, sgd.optimiser, sgd.settings)
+    used, asked = [], HmmLoss._implementation
+    monkeypatch.setattr(
+        HmmLoss, "_implementation", lambda self: used.append(asked(self)) or used[-1]
+    )
+    for batch in slices()[:3]:
+        sgd.step(iter([batch]), 0.01, 0.0)
+    assert used == ["kernel"] and not sgd.graphed.lost
+
+
+def test_a_step_of_the_optimiser_that_fails_carries_nothing_on(monkeypatch) -> None:
+    monkeypatch.setattr("hmmlm.train.graph.WARM", 99)
+    found = []
+    for captured in (True, False):
+        model, _ = make("lowrank", BLOCKS, 0.0)
+        loss = HmmLoss(model, BLOCKS, carry=True)
+        sgd = Sgd(model, loss, replace(SETTINGS, precision="float32"))
+        sgd.notice = lambda text: None
+        first, second, *_ = slices()
+        sgd.step(iter([first]), 0.0, 0.0)
+        if captured:
+            sgd.optimiser = make_optimiser(model)
+            sgd.graphed = GraphedSteps(model, loss, sgd.optimiser, sgd.settings)
+            step = sgd.optimiser.step
+
+            def fail(optimiser=sgd.optimiser, step=step) -> None:
+                optimiser.step = step
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+
+            sgd.optimiser.step = fail
+        found.append(sgd.step(iter([second]), 0.0, 0.0).loss)
+    assert sgd.graphed is None and found[0] == pytest.approx(found[1], rel=1e-6)
+
+
+def test_rows_without_words_are_refused_as_ever() -> None:
+    _, loss = make("lowrank", BLOCKS, 0.0)
+    batch = slices()[0]
+    assert loss.fit(batch._replace(lengths=torch.tensor([5, 0, 5])), 0.0) is None
 
 
 @pytest.mark.parametrize("support", [BLOCKS, Support.dense(10, 7)])
@@ -262,7 +330,7 @@ def test_graph_and_no_graph(kind: str, support: Support) -> None:
         assert sgd.why_no_graph is None and sgd.graphed is not None
         if not graph:
             sgd.graphed.may_capture = False
-        steps = [sgd.step(iter([make_batch(n % 4)]), 0.01, n / 20) for n in range(20)]
+        steps = [sgd.step(iter([make_batch(n % 7)]), 0.01, n / 40) for n in range(40)]
         losses.append([step.loss for step in steps])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert losses[0][-1] < losses[0][0]
@@ -283,5 +351,22 @@ def test_a_graph_carries_belief(kind: str, rate: float) -> None:
             sgd.graphed.may_capture = False
         steps = [sgd.step(iter([batch]), 0.01, 0.0) for batch in slices(number=12) * 2]
         assert len(sgd.graphed.graphs) == graph
+        losses.append([step.loss for step in steps])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_graphs_are_captured_again_after_going_back() -> None:
+    losses = []
+    for goes_back in (True, False):
+        model, loss = make("lowrank", BLOCKS, 0.5)
+        sgd = Sgd(model, loss, SETTINGS)
+        assert sgd.graphed is not None
+        steps = [sgd.step(iter([make_batch(n)]), 0.01, 0.0) for n in range(5)]
+        if goes_back:
+            sgd.restore(copy.deepcopy(sgd.state()))
+        steps += [sgd.step(iter([make_batch(n)]), 0.01, 0.0) for n in range(5, 10)]
+        assert len(sgd.graphed.graphs) == 1
         losses.append([step.loss for step in steps])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)

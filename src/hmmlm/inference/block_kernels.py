@@ -51,7 +51,7 @@ class BlockKernel(OnGpu):
         cells = room(self.rows.device, 16, TILED) * 4 // self.dtype.itemsize
         steps = KEPT // (batch * width)
         if (blocks * width) ** 2 > cells:  # there may be as many tiles as steps
-            steps = min(steps, cells // (batch * width**2))
+            steps = min(steps, cells // (batch * width * tiles_kernel.line(width)))
         return max(1, min(self.chain.steps, steps))
 
     def forward(

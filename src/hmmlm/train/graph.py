@@ -16,8 +16,11 @@ from hmmlm.inference.dispatch import WIDEST
 from hmmlm.ops.kernels import describe, why_not
 from hmmlm.params.scalar import Scalar
 from hmmlm.train.loop import Step, TrainSettings
-from hmmlm.train.loss import LEVELS, Differentiated, HmmLoss
+from hmmlm.train.loss import Differentiated, HmmLoss
 from hmmlm.train.next_token import NextTokenLoss
+
+MOST = 16
+"""Graphs that are kept: each takes memory of its own."""
 
 WARM = 2
 """Steps taken as they are before a graph is captured: kernels are compiled, memory is found."""
@@ -59,8 +62,8 @@ class Capturable(Protocol):
 class GraphedSteps:
     """Steps of an HMM's loss on blocks or dense states, or of a network's, from CUDA graphs.
 
-    There is a graph for each shape of batches and each number of kept states, `LEVELS` at most in
-    float32 and in float64; other steps are taken as they are, with the same numbers. Where a row of
+    There is a graph for each shape of batches, `MOST` at most, captured again when the number of
+    kept states changes; other steps are taken as they are, with the same numbers. Where a row of
     the batch loses digits, or a number is not finite, the weights and what is carried stay as they
     are; on blocks the step is taken again with messages in float64 (see `Widths`). A graph that
     cannot be made is the last one: `tell` hears why, and steps go on without.
@@ -81,6 +84,8 @@ class GraphedSteps:
         self.taken: dict[tuple, int] = {}
         self.may_capture = True
         self.widths = Widths(loss.can_widen)
+        self.level: float | None = None
+        self.lost = False  # whether the last step was not taken because digits were lost
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         self.ahead: tuple[Batch, Tensor] | None = None  # the next batch, packed
         self.skip, self.scale = (torch.zeros((), device=self.device) for _ in range(2))
@@ -97,9 +102,12 @@ class GraphedSteps:
         Where kernels fail that is `Failed`. Either way all is as it was before. `peek` gives the
         batch of the next step, which is made ready while the device works on this one.
         """
-        level = self.loss.fit(batch, done)
+        level, self.lost = self.loss.fit(batch, done), False
         if level is None:
             return None
+        if level != self.level:
+            self.forget()
+            self.level = level
         for part in self.optimiser.param_groups:
             part["lr"].fill_(rate)
         packed = self._pack(batch)
@@ -108,7 +116,7 @@ class GraphedSteps:
             if isinstance(answer, str) and not wide:
                 raise Failed(answer)
             if isinstance(answer, str):
-                self.widths.can_widen = False
+                self.widths.can_widen, self.lost = False, True
                 self.tell(f"Steps that lose digits are slower, because float64 failed: {answer}")
                 return None
             value, norm, skipped = answer
@@ -116,7 +124,16 @@ class GraphedSteps:
             if not skipped:
                 return Step(value, batch.num_tokens, norm)
             peek = None  # the next batch is ready
+        self.lost = True
         return None
+
+    def forget(self) -> None:
+        """Lets go of all graphs; others are captured in memory of their own."""
+        if self.graphs:
+            self.graphs.clear()
+            self.optimiser.zero_grad()  # gradients lie where the graphs put them
+            self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+        self.taken.clear()
 
     def _take(
         self,
@@ -129,7 +146,10 @@ class GraphedSteps:
         """The numbers of a step, by a graph or without, or what went wrong."""
         key = (shape, level, wide)
         taken = self.taken[key] = self.taken.get(key, 0) + 1
-        is_due = self.may_capture and taken > WARM and len(self.graphs) < 2 * LEVELS
+        is_due = self.may_capture and taken > WARM and key not in self.graphs
+        if is_due and len(self.graphs) == MOST:
+            self.may_capture = is_due = False
+            self.tell(f"Batches of more shapes than {MOST} have no CUDA graph; the others have.")
         answer: list[float] | str = "no graph"
         if key in self.graphs or is_due:
             answer = self._try(lambda: self._replay(key, packed, level, wide), peek)
@@ -208,15 +228,16 @@ class GraphedSteps:
         self.skip.copy_((numbers - numbers != 0) | made.is_low)
         self.scale.copy_(((norm + 1e-6) / self.settings.clip).clamp(min=1.0))
         answer = torch.stack([made.value.float(), norm.float(), self.skip])
-        for held, new in made.carried:
-            held.copy_(torch.where(self.skip > 0, held, new))
+        after = [torch.where(self.skip > 0, held, new) for held, new in made.carried]
         # The fused step divides gradients by the one and does nothing if the other is 1.
         scaling = {"grad_scale": self.scale, "found_inf": self.skip}
         vars(self.optimiser).update(scaling)
         try:
-            self.optimiser.step()  # the last thing: what fails before it has moved no weight
+            self.optimiser.step()  # what fails before it has moved no weight
         finally:
             vars(self.optimiser).update(dict.fromkeys(scaling))
+        for (held, _), new in zip(made.carried, after, strict=True):
+            held.copy_(new)
         return answer
 
 
@@ -271,8 +292,12 @@ class Replay:
         self.given = given.to(generator.device)
         self.graph = torch.cuda.CUDAGraph()
         self.graph.register_generator_state(generator)
-        with torch.cuda.graph(self.graph, pool=pool), _no_collection():
-            self.answer = run(self.given)
+        before = torch.cuda.current_stream(generator.device)
+        try:
+            with _no_collection(), torch.cuda.graph(self.graph, pool=pool):
+                self.answer = run(self.given)
+        finally:  # which a capture that breaks does not leave by itself
+            torch.cuda.set_stream(before)
 
     def __call__(self, given: Tensor) -> Tensor:
         self.given.copy_(given, non_blocking=True)

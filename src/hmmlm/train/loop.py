@@ -31,8 +31,8 @@ class TrainSettings:
     more than so many before it (NT-ASGD: Merity et al. 2017). `checks` is the number
     of validations per epoch; after `early_stop` of them without a new best, training ends (0:
     never). With `precision` "bf16" the loss is computed under PyTorch's autocast to bfloat16, with
-    "tf32" factors alone are rounded, to 11 digits, which tensor cores read; both from weights kept
-    in float32; validation is always in float32.
+    "tf32" factors (of neural baselines all products) are rounded, to 11 digits, which tensor cores
+    read; both from weights kept in float32; validation is always in float32.
     """
 
     epochs: int = 10

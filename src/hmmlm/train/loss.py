@@ -129,6 +129,8 @@ class HmmLoss:
     def fit(self, batch: Batch, done: float) -> float | None:
         """The rate of dropout, if `differentiate` takes the batch; else None."""
         level = self.dropout.at(done)
+        if bool((batch.lengths < 1).any()):  # which the call refuses
+            return None
         if not self.carry:
             return level
         width = self.keeper(level).support.width if level > 0 else self.support.width
@@ -170,6 +172,8 @@ class HmmLoss:
         with arithmetic(precision, tokens.device.type):
             hmm = self.model(states, extra, kept=kept)
         restart = restart.clone()
+        if belief is None:
+            restart[:, 0] = True
         if self.reset_id is not None:
             restart[:, 1:] |= tokens[:, :-1] == self.reset_id
         first, roots = None, hmm.fields()

@@ -106,6 +106,7 @@ class Sgd:
             return made
         # A row that loses digits needs a wider arithmetic, whatever was asked for.
         asked = isinstance(self.loss, HmmLoss) and self.loss.implementation == "kernel"
+        asked = asked and (self.graphed is None or self.graphed.lost)
         with without_kernels() if asked else nullcontext():
             return self._step(batches, rate, done)
 
@@ -198,7 +199,7 @@ class Sgd:
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         if self.graphed is not None:
-            self.graphed.graphs.clear()  # which read the moments that were
+            self.graphed.forget()  # graphs read the moments that were
             self.graphed.widths.restore(state)
         if isinstance(self.loss, Carrying):
             carried = {key: tensor for key, tensor in state.items() if key.startswith("loss.")}
