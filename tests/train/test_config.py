@@ -21,11 +21,10 @@ from hmmlm.train.config import (
     make_batches,
     make_config,
     validation_mode,
-    with_sizes,
-    with_start,
 )
 from hmmlm.train.labels import check_labels, share_states
 from hmmlm.train.memory import check_tables
+from hmmlm.train.sizes import with_sizes, with_start
 from hmmlm.train.tables import override, read_config
 from models import make_hmm
 

@@ -68,10 +68,10 @@ def build_hmm(corpus: Any, config: Any, ranks: Any, indent: int, begun: Path | N
     from hmmlm.evaluate import HmmLM
     from hmmlm.model import Model
     from hmmlm.params.scalar import Scalar
-    from hmmlm.train.config import with_sizes
     from hmmlm.train.estimate import estimate as cost_of
     from hmmlm.train.labels import check_labels, share_states
     from hmmlm.train.memory import check_tables
+    from hmmlm.train.sizes import with_sizes
 
     tokens, words, device = corpus.split("train"), corpus.tokenizer, ranks.device
     config, start = _start(corpus, config, ranks, begun)
@@ -186,8 +186,8 @@ def _start(corpus: Any, config: Any, ranks: Any, begun: Path | None) -> tuple[An
     """
     from hmmlm.data.shards import check_vocabulary
     from hmmlm.model import Model
-    from hmmlm.train.config import with_start
     from hmmlm.train.memory import check_tables
+    from hmmlm.train.sizes import with_start
 
     place = config.learner.start
     if not place:

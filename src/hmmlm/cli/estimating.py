@@ -25,8 +25,9 @@ def estimate(
 
     Memory is the most that a step or a validation takes.
     """
-    from hmmlm.train.config import make_config, with_sizes
+    from hmmlm.train.config import make_config
     from hmmlm.train.estimate import estimate as cost_of
+    from hmmlm.train.sizes import with_sizes
     from hmmlm.train.tables import override, read_config
 
     tables = {} if source is None else read_config(source)

@@ -119,7 +119,8 @@ def _blocks(
         trans = to_left, to_right, leaving.neg_()
     fields, log_last = (starts, *trans, emit), None
     if first is not None:
-        fields += (met.posteriors[:, 0].masked_fill(restart[:, :1] | ~active[:, :1], 0.0),)
+        is_entered = active[:, :1] & ~restart[:, :1]
+        fields += (met.posteriors[:, 0].float().masked_fill(~is_entered, 0.0),)
         row = torch.arange(len(ends), device=ends.device)
         log_last = (passed.joints[row, ends] / passed.totals[row, ends, None]).log()
     return KernelCounts(log_scales, fields, low, log_last)

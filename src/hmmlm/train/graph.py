@@ -112,7 +112,7 @@ class GraphedSteps:
             part["lr"].fill_(rate)
         packed = self._pack(batch)
         for wide in self.widths.ways():
-            answer = self._take(packed, tuple(batch.tokens.shape), level, wide, peek)
+            answer = self._take(packed, level, wide, peek)
             if isinstance(answer, str) and not wide:
                 raise Failed(answer)
             if isinstance(answer, str):
@@ -138,13 +138,12 @@ class GraphedSteps:
     def _take(
         self,
         packed: Tensor,
-        shape: tuple[int, ...],
         level: float,
         wide: bool,
         peek: Callable[[], Batch | None] | None,
     ) -> list[float] | str:
         """The numbers of a step, by a graph or without, or what went wrong."""
-        key = (shape, level, wide)
+        key = (tuple(packed.shape), wide)  # of one level: see `forget`
         taken = self.taken[key] = self.taken.get(key, 0) + 1
         is_due = self.may_capture and taken > WARM and key not in self.graphs
         if is_due and len(self.graphs) == MOST:

@@ -200,9 +200,7 @@ class HmmLoss:
     def _after(self, hmm: HMM, tokens: Tensor, ends: Tensor, log_probs: Tensor) -> Belief:
         """The belief at the end of each row."""
         last = tokens.gather(1, (ends - 1).clamp(min=0)[:, None])[:, 0]
-        states = hmm.support.states_of(last)
-        if hmm.state_ids is not None:
-            states = torch.where(states < 0, -1, hmm.state_ids[states.clamp(min=0)])
+        states = hmm.global_states(hmm.support.states_of(last))
         fresh = torch.zeros_like(last, dtype=torch.bool)
         if self.reset_id is not None:
             fresh = last == self.reset_id

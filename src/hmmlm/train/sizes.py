@@ -1,0 +1,62 @@
+"""States and blocks that a configuration leaves open: chosen for a text, or those of a model."""
+
+import dataclasses
+import math
+
+from hmmlm.errors import InputError
+from hmmlm.hmm import HMM
+from hmmlm.train.config import Config
+
+
+def with_sizes(config: Config, tokens: int, vocab_size: int, tags: int = 0) -> tuple[Config, str]:
+    """The configuration with states and blocks chosen where they were not given, and why.
+
+    About one state for 25 tokens, a power of two from 64 to 4,096, of which a word of a text with
+    many words has 32: the shape that did best on the demo's text. Where every word has all states
+    they are 256 at most, for a step then takes time in their square. With `tags` it is a multiple
+    of their number and every word has all states.
+    """
+    model = config.model
+    if (tags or model.states_per_word) and model.blocks is None and not model.clusters:
+        model = dataclasses.replace(model, blocks=0)
+        config = dataclasses.replace(config, model=model)
+    if model.clusters and model.states is None:
+        raise InputError("With a file of clusters, say how many states there are: --states.")
+    if model.clusters or (model.states is not None and model.blocks is not None):
+        return config, ""
+    states = model.states
+    if states is None:
+        dense = vocab_size <= 200 if model.blocks is None else model.blocks == 0
+        states = 1 << min(8 if dense else 12, max(6, round(math.log2(max(1, tokens / 25)))))
+        states = max(1, round(states / tags)) * tags if tags else states
+    blocks = model.blocks
+    if blocks is None:
+        blocks = max(1, states // 32) if vocab_size > 200 else 0
+        blocks = blocks if blocks > 3 and states % blocks == 0 else 0
+    elif blocks:
+        states = max(1, states // blocks) * blocks
+    chosen = dataclasses.replace(model, states=states, blocks=blocks)
+    reason = f" in {blocks:,} blocks" if blocks else ""
+    if model.states is None:
+        reason += f", chosen for {tokens:,} tokens"
+    return dataclasses.replace(config, model=chosen), reason
+
+
+def with_start(config: Config, hmm: HMM) -> Config:
+    """The configuration with the states and blocks of the model that training starts from."""
+    rows, states = hmm.support.rows, hmm.num_states
+    even = hmm.support.is_partition and len(rows) > 1 and bool((rows >= 0).all())
+    blocks = len(rows) if even else 0
+    given = config.model
+    if given.states not in (None, states):
+        raise InputError(
+            f"states is {given.states:,} but {config.learner.start} has {states:,}; leave it out."
+        )
+    if given.clusters or given.states_per_word or given.blocks not in (None, blocks):
+        raise InputError(
+            f"train.start is {config.learner.start}, which has its own emission blocks; leave out "
+            f"blocks, clusters and states_per_word."
+        )
+    return dataclasses.replace(
+        config, model=dataclasses.replace(given, states=states, blocks=blocks)
+    )
