@@ -120,7 +120,7 @@ _full = _Full()
 
 @contextmanager
 def torch_tf32() -> Iterator[None]:
-    """Within it torch makes products of float32 numbers, and LSTMs, in tf32 on a GPU.
+    """Within it torch makes products of float32 numbers, and LSTMs, in tf32 where a device has it.
 
     On all threads: torch's settings belong to the process.
     """
