@@ -124,6 +124,12 @@ def main() -> int:
                 counts(support, Factored(factors, factors, torch.zeros(states), operand), wide)
             if slots <= 256:
                 counts(support, Dense(torch.zeros(states, states), narrow), wide)
+    support = Support.uniform(9, 300, 128, torch.Generator())
+    factors = torch.zeros(300, 256)
+    for wide in (False, True):
+        counts(support, Factored(factors, factors, torch.zeros(300), narrow), wide)
+        counts(support, Dense(torch.zeros(300, 300), narrow), wide)
+        ask(support, Dense(torch.zeros(300, 300)), torch.float64 if wide else torch.float32)
     for states in (17, 512, 1024, 2048):
         counts(Support.dense(5, states), Dense(torch.zeros(states, states), narrow))
     for operand in (FLOAT32, narrow):

@@ -259,9 +259,7 @@ class HMM:
         if self.support.is_dense and kept.is_dense:
             moved = self.log_emit[:, states]
             return moved - log_sum_by_state(moved, kept)
-        # Slots keep their order, so those that stay move left over those that go.
-        gone = ~torch.isin(self.support.rows, states)
-        order = torch.sort(gone.to(torch.uint8), dim=1, stable=True).indices[:, : kept.width]
+        order = self.support.moves(states)[:, : kept.width]
         ids = kept.rows[kept.row_of_word]  # (V, L)
         moved = self.log_emit.gather(1, order[self.support.row_of_word])
         moved = moved.masked_fill(ids < 0, -torch.inf)

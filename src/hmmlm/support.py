@@ -208,15 +208,27 @@ class Support:
             rows[place, : len(row)] = torch.tensor(row, dtype=torch.long)
         return Support(rows, torch.tensor(row_of_word, dtype=torch.long), num_states).validate()
 
-    def restrict(self, states: Int[Tensor, " S"]) -> "Support":
+    def restrict(self, states: Int[Tensor, " S"], *, width: int | None = None) -> "Support":
         """The support on a subset of states, renumbered in the order given; not validated.
 
-        A word that loses all of its states has a row of -1.
+        A word that loses all of its states has a row of -1. With the `width` that rows are to have
+        nothing waits for the device.
         """
+        rows = self._renumbered(states).gather(1, self.moves(states))
+        if width is None:
+            width = max(1, int((rows >= 0).sum(1).max()))
+        kept = Support(rows[:, :width].contiguous(), self.row_of_word, len(states))
+        # Parts of blocks are blocks; parts of other rows are taken for such, without a look.
+        vars(kept)["is_partition"] = self.is_partition
+        return kept
+
+    def moves(self, states: Int[Tensor, " S"]) -> Int[Tensor, "R K"]:
+        """The slot that each slot of a row takes over on a subset: what stays moves left."""
+        gone = (self._renumbered(states) < 0).to(torch.uint8)
+        return torch.sort(gone, dim=1, stable=True).indices
+
+    def _renumbered(self, states: Int[Tensor, " S"]) -> Int[Tensor, "R K"]:
+        """The rows in the ids of a subset, -1 for what is not in it."""
         renumber = torch.full((self.num_states + 1,), -1, device=self.rows.device)
         renumber[states] = torch.arange(len(states), device=self.rows.device)
-        rows = renumber[self.rows]  # -1 reads the last cell, which stays -1
-        order = torch.sort((rows < 0).to(torch.uint8), dim=1, stable=True).indices
-        rows = rows.gather(1, order)
-        width = max(1, int((rows >= 0).sum(1).max()))
-        return Support(rows[:, :width].contiguous(), self.row_of_word, len(states))
+        return renumber[self.rows]  # -1 reads the last cell, which stays -1

@@ -31,7 +31,19 @@ def close(ours: Tensor, truth: Tensor, within: float = 2e-4) -> None:
     torch.testing.assert_close(ours.cpu().double(), truth.double(), rtol=0, atol=within)
 
 
-SUPPORTS = {"blocks": BLOCKS, "one tile": Support.dense(7, 19), "dense": Support.dense(7, 19)}
+OVERLAPPING = Support.ragged(
+    [[0, 3, 4], [2], list(range(18)), [19, 5, 1, 7], [3, 4], list(range(18)), [8, 18, 0]], 20
+)
+"""Two words share all of their states, others some or none."""
+
+SUPPORTS = {
+    "blocks": BLOCKS,
+    "overlapping": OVERLAPPING,
+    "one tile": Support.dense(7, 19),
+    "dense": Support.dense(7, 19),
+}
+WITHOUT_GAPS = ("blocks", "overlapping")
+"""Shapes whose kernels know no missing token."""
 
 
 def how_made(shape: str, stretch: int, monkeypatch) -> Support:
@@ -65,16 +77,16 @@ def test_every_function(
 ) -> None:
     """In one stretch and in many, from p(z1) and from a belief that was carried."""
     hmm = make_hmm(how_made(shape, stretch, monkeypatch), transitions, scale=0.7)
-    ask_everything(hmm, torch.float32, carried, missing=shape != "blocks")
+    ask_everything(hmm, torch.float32, carried, missing=shape not in WITHOUT_GAPS)
 
 
 @pytest.mark.parametrize("transitions", TRANSITIONS)
 @pytest.mark.parametrize("carried", [False, True])
-@pytest.mark.parametrize("shape", ["blocks", "one tile"])
+@pytest.mark.parametrize("shape", ["blocks", "overlapping", "one tile"])
 def test_tables_in_float64(shape: str, transitions: str, carried: bool, monkeypatch) -> None:
     """Whose answers have all of their digits."""
     hmm = make_hmm(how_made(shape, 4, monkeypatch), transitions, scale=0.7)
-    ask_everything(hmm, torch.float64, carried, missing=shape != "blocks", within=1e-10)
+    ask_everything(hmm, torch.float64, carried, missing=shape not in WITHOUT_GAPS, within=1e-10)
 
 
 def ask_everything(
@@ -113,7 +125,7 @@ def test_paths(shape: str, transitions: str, stretch: int, carried: bool, monkey
     belief, theirs = carried_belief(hmm) if carried else (None, None)
     how = {"lengths": LENGTHS, "reset_id": 4}
     text = tokens()
-    if shape != "blocks":
+    if shape not in WITHOUT_GAPS:
         text[0, 3] = text[2, 0] = -1
     truth = inference.viterbi(hmm, text, belief=belief, **how)
     ours = inference.viterbi(there, text.to(DEVICE), belief=theirs, implementation="kernel", **how)
@@ -319,7 +331,7 @@ def test_two_gaps_in_a_row(shape: str, gaps: tuple[float, float], monkeypatch) -
     never = -torch.inf
     emit = torch.tensor([[0.0, never], [0, 0], [0.0, never], [never, 0.0], [never, 0.0]]).double()
     support = Support.from_clusters([0, 1, 2, 0, 2], [2, 2, 2])
-    if shape != "blocks":
+    if shape not in WITHOUT_GAPS:
         wide = torch.full((5, 6), never).double()
         emit = wide.scatter(1, support.rows[support.row_of_word], emit)
         support = Support.dense(5, 6)
@@ -468,7 +480,7 @@ def test_what_no_kernel_takes(monkeypatch) -> None:
     missing = tokens()
     missing[1, 0] = -1
     for support, dtype, text, said in (
-        ("uniform", torch.float32, tokens() % 5, "share only a part"),
+        (Support.ragged([range(1025), *[[0]] * 6], 1025), torch.float32, tokens(), "has 1,025"),
         (Support.dense(7, 5), torch.float64, tokens(), "tables are float64, and the .* float32"),
         (BLOCKS, torch.float32, missing, "a token is missing"),
     ):

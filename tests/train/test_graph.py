@@ -19,6 +19,8 @@ from hmmlm.train.sgd import Sgd
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BLOCKS = Support.from_clusters([0, 1, 2, 1, 0, 2, 2, 1, 0, 0], [4, 8, 6])
+OVERLAPPING = Support.uniform(10, 18, 6, torch.Generator().manual_seed(1))
+SUPPORTS = [BLOCKS, OVERLAPPING, Support.dense(10, 7)]
 MODELS = {"mlp": mlp.Settings(width=16), "lowrank": lowrank.Settings(width=16)}
 MODELS["scalar"] = scalar.Settings()
 SETTINGS = TrainSettings(precision="bf16", clip=0.2)
@@ -42,7 +44,7 @@ def make_batch(seed: int = 0) -> Batch:
     return Batch(tokens, torch.tensor([6, 2, 5]), restart, 13)
 
 
-@pytest.mark.parametrize("support", [BLOCKS, Support.dense(10, 7)])
+@pytest.mark.parametrize("support", SUPPORTS)
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("rate", [0.0, 0.5])
 @pytest.mark.parametrize("precision", ["float32", "tf32"])  # of bf16 the interpreter knows nothing
@@ -94,14 +96,15 @@ STREAMS = {
 @pytest.mark.parametrize("how", STREAMS)
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("rate", [0.0, 0.4])
+@pytest.mark.parametrize("support", [BLOCKS, OVERLAPPING])
 def test_belief_is_carried_as_in_the_ordinary_step(
-    how: str, kind: str, rate: float, monkeypatch
+    how: str, kind: str, rate: float, support: Support, monkeypatch
 ) -> None:
     monkeypatch.setattr("hmmlm.train.graph.WARM", 99)
     settings, taken, found = replace(SETTINGS, precision="float32"), [], []
     for captured in (True, False):
-        model, _ = make(kind, BLOCKS, 0.0)
-        loss = HmmLoss(model, BLOCKS, dropout=Dropout(rate), seed=3, carry=True, **STREAMS[how])
+        model, _ = make(kind, support, 0.0)
+        loss = HmmLoss(model, support, dropout=Dropout(rate), seed=3, carry=True, **STREAMS[how])
         sgd = Sgd(model, loss, replace(settings, weight_decay=0.01))
         if captured:
             optimiser = sgd.optimiser = make_optimiser(model)
@@ -122,7 +125,7 @@ def test_belief_is_carried_as_in_the_ordinary_step(
     torch.testing.assert_close(state, plain_state, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("support", [BLOCKS, Support.dense(10, 7)])
+@pytest.mark.parametrize("support", SUPPORTS)
 def test_rows_start_afresh_where_nothing_is_carried(support: Support) -> None:
     batch = slices()[1]
     assert not batch.restart.any()
@@ -189,7 +192,7 @@ def test_rows_without_words_are_refused_as_ever() -> None:
     assert loss.fit(batch._replace(lengths=torch.tensor([5, 0, 5])), 0.0) is None
 
 
-@pytest.mark.parametrize("support", [BLOCKS, Support.dense(10, 7)])
+@pytest.mark.parametrize("support", SUPPORTS)
 def test_a_step_starts_afresh_after_sentences(support: Support, monkeypatch) -> None:
     monkeypatch.setattr("hmmlm.train.graph.WARM", 99)
     batch = slices()[0]
@@ -213,6 +216,21 @@ def test_a_step_that_loses_digits_is_not_taken() -> None:
     assert steps.step(batch, 0.01, 0.0) is None
     for part, old in zip(model.parameters(), before, strict=True):
         torch.testing.assert_close(part, old, rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value")  # of the interpreter
+def test_a_word_that_lost_all_of_its_states_is_left_to_the_ordinary_step(monkeypatch) -> None:
+    monkeypatch.setattr("hmmlm.train.graph.WARM", 99)
+    support, batch = Support.uniform(10, 18, 2, torch.Generator().manual_seed(1)), make_batch()
+    model, loss = make("lowrank", support, 0.8)
+    drawn = loss.generator.get_state()
+    optimiser = make_optimiser(model)
+    steps = GraphedSteps(model, loss, optimiser, replace(SETTINGS, precision="float32"))
+    weights = copy.deepcopy(model.state_dict())
+    assert steps.step(batch, 0.01, 0.0) is None and steps.lost
+    assert torch.equal(loss.generator.get_state(), drawn)
+    torch.testing.assert_close(model.state_dict(), weights, rtol=0, atol=0)
+    assert torch.isfinite(loss(batch, 0.0))  # where each word keeps one
 
 
 def test_steps_of_peaked_transitions_are_in_float64(monkeypatch) -> None:
@@ -297,7 +315,7 @@ def test_why_there_is_no_graph(monkeypatch) -> None:
     assert "ranks" in str(why_no_graph(loss, model, SETTINGS, 2))
     assert "several batches" in str(why_no_graph(loss, model, replace(SETTINGS, accumulate=2), 1))
     for name, value, said in (
-        ("support", Support.uniform(5, 4, 2, torch.Generator()), "share"),
+        ("support", Support.ragged([range(1025), [0]], 1025), "has 1,025"),
         ("implementation", "reference", "reference was asked for"),
     ):
         with monkeypatch.context() as patch:
@@ -319,7 +337,7 @@ def test_why_there_is_no_graph(monkeypatch) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("support", [BLOCKS, Support.dense(10, 7)])
+@pytest.mark.parametrize("support", SUPPORTS)
 def test_graph_and_no_graph(kind: str, support: Support) -> None:
     losses = []
     settings = replace(SETTINGS, precision="float32" if kind == "scalar" else "bf16")
@@ -340,11 +358,12 @@ def test_graph_and_no_graph(kind: str, support: Support) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("rate", [0.0, 0.4])
-def test_a_graph_carries_belief(kind: str, rate: float) -> None:
+@pytest.mark.parametrize("support", [BLOCKS, OVERLAPPING])
+def test_a_graph_carries_belief(kind: str, rate: float, support: Support) -> None:
     losses = []
     for graph in (True, False):
-        model, _ = make(kind, BLOCKS, 0.0)
-        loss = HmmLoss(model, BLOCKS, dropout=Dropout(rate), seed=3, carry=True, reset_id=4)
+        model, _ = make(kind, support, 0.0)
+        loss = HmmLoss(model, support, dropout=Dropout(rate), seed=3, carry=True, reset_id=4)
         sgd = Sgd(model, loss, SETTINGS)
         assert sgd.graphed is not None
         if not graph:

@@ -5,7 +5,7 @@ import torch
 
 from hmmlm.data.batches import Batch
 from hmmlm.params import lowrank, mlp, scalar, transformer
-from hmmlm.params.dropout import Keeper, keep_states
+from hmmlm.params.dropout import FreeKeeper, Keeper, keep_states
 from hmmlm.support import Support
 from hmmlm.train.loss import Dropout, HmmLoss, arithmetic
 
@@ -23,13 +23,17 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("blocks", [1, 4])
+@pytest.mark.parametrize("shape", ["dense", "blocks", "overlapping"])
 @pytest.mark.parametrize("rate", [0.0, 0.5])
-def test_loss_and_gradient(name: str, blocks: int, rate: float, monkeypatch) -> None:
+def test_loss_and_gradient(name: str, shape: str, rate: float, monkeypatch) -> None:
+    blocks = 4 if shape == "blocks" else 1
     support = Support.from_clusters(torch.arange(30) % blocks, 16 // blocks)
+    if shape == "overlapping":
+        support = Support.uniform(30, 16, 8, torch.Generator().manual_seed(5))
     # A generator of another device draws other numbers: both keep the states that one drew.
     kept = keep_states(support, rate, torch.Generator().manual_seed(3))
-    monkeypatch.setattr(Keeper, "draw", lambda self, generator: kept.to(generator.device))
+    for keeper in (Keeper, FreeKeeper):
+        monkeypatch.setattr(keeper, "draw", lambda self, generator: kept.to(generator.device))
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(30, (4, 20), generator=generator)
     restart = torch.rand(4, 20, generator=generator) < 0.2

@@ -22,7 +22,7 @@ KEPT = 1 << 26
 
 
 class BlockKernel(OnGpu):
-    """Chains on a GPU whose words are in blocks of K states, or all have the same K.
+    """Chains on a GPU whose words have K states each: in blocks, all the same, or any.
 
     Messages have the type of the tables, and float64 factors are multiplied in float64. Tokens may
     be missing where there is one block. Steps between the same two blocks share a tile. Only `back`
@@ -33,6 +33,10 @@ class BlockKernel(OnGpu):
         self.chain, self.back = chain, back
         support, table = chain.hmm.support, chain.hmm.transitions
         self.rows, self.here = support.rows, support.row_of_word[chain.tokens]
+        self.overlaps = not support.is_partition
+        if self.overlaps:  # there may be a row for each word: only those of this text
+            used, self.here = self.here.unique(return_inverse=True)
+            self.rows = self.rows[used]
         through = chain.active & ~chain.restart
         through[:, 0].fill_(False)  # what a carried belief says of step 0 is worked out apart
         self.through = through
@@ -199,7 +203,9 @@ class BlockKernel(OnGpu):
         if (begin, end) not in self.kept:
             self.kept = {}
             here, before = self.here[:, begin:end], self.before[:, begin:end]
-            where = tiles_kernel.Map(self.rows, here.contiguous(), before.contiguous())
+            where = tiles_kernel.Map(
+                self.rows, here.contiguous(), before.contiguous(), overlaps=self.overlaps
+            )
             where = tiles_kernel.share(where, with_order=not self.chain.dense)
             fields, how = self.chain.hmm.transitions.fields(), {"turned": self.back}
             if self.factors is None:

@@ -117,10 +117,8 @@ def why_no_kernel(chain: Chain) -> str | None:
     hmm = chain.hmm
     if chain.dense and not chain.table.is_resident:
         return f"a table of {hmm.num_states:,} states squared is too large to be kept"
-    if not chain.dense and not hmm.support.is_partition:
-        return "words share only a part of their states, and the kernel is for blocks"
     if not chain.dense and hmm.support.width > WIDEST:
-        return f"a block has {hmm.support.width:,} states, and the kernel takes {WIDEST:,}"
+        return f"a word has {hmm.support.width:,} states, and the kernel takes {WIDEST:,}"
     if any(chain.wide):
         return "a token is missing (-1), which the kernel of blocks does not know"
     known = (torch.float32,) if _is_stepwise(chain) else (torch.float32, torch.float64)

@@ -39,8 +39,7 @@ def count(
 
     Unless `first` is given: where `restart` does not say so, the first step's states then have
     these log-probabilities. `ends` are the numbers of steps, 0 for a row that is none. Nothing is
-    checked: the caller knows that the support is dense or a partition, that sources are the states,
-    and that the ids are those of words. `wide` messages are float64. Dense chains know neither a
+    checked: the caller knows that sources are the states and that the ids are those of words. `wide` messages are float64. Dense chains know neither a
     `first` nor other messages than float32.
     """
     tokens, restart = tokens.contiguous(), restart.contiguous()
@@ -60,16 +59,20 @@ def _blocks(
     first: Tensor | None,
     messages: torch.dtype,
 ) -> KernelCounts:
-    from hmmlm.ops.row_sums.kernel import sum_ordered
+    from hmmlm.ops.row_sums.kernel import sum_ordered, sum_rows
     from hmmlm.ops.tile_chain import counts_kernel, kernel, tiles_kernel
 
     support, table = hmm.support, hmm.transitions
-    here = support.row_of_word[tokens]  # (B, T)
+    rows, here = support.rows, support.row_of_word[tokens]  # (B, T)
+    overlaps = not support.is_partition
+    if overlaps and here.numel() < len(rows):  # fewer steps than rows: each step has its own
+        rows = rows[here].flatten(0, 1)
+        here = torch.arange(len(rows), device=tokens.device).view_as(here)
     active = torch.arange(tokens.shape[1], device=tokens.device) < ends[:, None]
     through = active & ~restart
     through[:, 0] = False
     before = torch.where(through, here.roll(1, 1), tiles_kernel.NONE)
-    where = tiles_kernel.Map(support.rows, here, before)
+    where = tiles_kernel.Map(rows, here, before, overlaps=overlaps)
     if isinstance(table, Factored):
         dtype, precision = table.operand
         left, right = table.left.to(dtype), table.right.to(dtype)
@@ -81,7 +84,7 @@ def _blocks(
     emissions = kernel.emissions_of(hmm.log_emit, tokens, ends, dtype=messages)
     start, shift = None, None
     if first is not None:
-        states = support.rows[here[:, 0]]
+        states = rows[here[:, 0]]
         initial = hmm.log_init[states.clamp(min=0)]
         start = torch.where(restart[:, :1], initial, first).masked_fill(states < 0, -torch.inf)
         shift = start.amax(1)
@@ -91,21 +94,25 @@ def _blocks(
     log_scales = met.log_scales
     if shift is not None:
         log_scales[:, 0] += torch.where(active[:, 0], shift, 0.0)
-    # One order serves rows of the map and words, which are parts of them.
-    ordered, order = support.word_keys[tokens].flatten().sort()
-    offsets = torch.searchsorted(ordered, support.row_keys)
-    flat, keys = met.posteriors.flatten(0, 1).float(), support.word_keys
-    begin, end = (torch.searchsorted(ordered, keys, right=right) for right in (False, True))
-    emit = sum_ordered(order, begin, end, flat)
+    flat = met.posteriors.flatten(0, 1).float()
     # Of starts, and of steps that another follows: their transitions are as many as they are.
     followed = torch.zeros_like(through)
     followed[:, :-1] = through[:, 1:]
     kinds = torch.stack([restart & active, followed]).flatten(1).to(flat.dtype)  # (2, N)
-    both = (flat[:, None, :] * kinds.T[:, :, None]).flatten(1)  # (N, 2 K)
-    both = sum_ordered(order, offsets[:-1], offsets[1:], both).unflatten(1, (2, -1))
-    by_state = flat.new_zeros(2, hmm.num_states + 1)  # the last is for padding
-    by_state[:, support.places] = both.transpose(0, 1).flatten(1)
-    starts, leaving = by_state[:, :-1]
+    if overlaps:
+        by_row, emit = None, sum_rows(tokens.flatten(), flat, hmm.vocab_size)
+        starts, leaving = _by_state(rows[here.flatten()], flat, kinds, hmm.num_states)
+    else:
+        # One order serves rows of the map and words, which are parts of them.
+        ordered, order = support.word_keys[tokens].flatten().sort()
+        offsets, keys = torch.searchsorted(ordered, support.row_keys), support.word_keys
+        begin, end = (torch.searchsorted(ordered, keys, right=right) for right in (False, True))
+        by_row, emit = (order, offsets), sum_ordered(order, begin, end, flat)
+        both = (flat[:, None, :] * kinds.T[:, :, None]).flatten(1)  # (N, 2 K)
+        both = sum_ordered(order, offsets[:-1], offsets[1:], both).unflatten(1, (2, -1))
+        by_state = flat.new_zeros(2, hmm.num_states + 1)  # the last is for padding
+        by_state[:, support.places] = both.transpose(0, 1).flatten(1)
+        starts, leaving = by_state[:, :-1]
     low = passed.low.any(0) | (emissions.low > 0)
     if isinstance(table, Dense):
         counts = counts_kernel.table_counts(
@@ -114,7 +121,7 @@ def _blocks(
         trans = (counts.float(),)
     else:
         to_left, to_right = counts_kernel.factor_counts(
-            squares, where, passed.joints, met.pairs, left, right, precision, (order, offsets)
+            squares, where, passed.joints, met.pairs, left, right, precision, by_row
         )
         trans = to_left, to_right, leaving.neg_()
     fields, log_last = (starts, *trans, emit), None
@@ -124,6 +131,19 @@ def _blocks(
         row = torch.arange(len(ends), device=ends.device)
         log_last = (passed.joints[row, ends] / passed.totals[row, ends, None]).log()
     return KernelCounts(log_scales, fields, low, log_last)
+
+
+def _by_state(
+    states: Int[Tensor, "N K"],
+    posteriors: Float[Tensor, "N K"],
+    kinds: Float[Tensor, "2 N"],
+    num_states: int,
+) -> Float[Tensor, "2 Z"]:
+    """Posteriors of steps of two kinds, summed by the states in their slots."""
+    from hmmlm.ops.row_sums.kernel import sum_rows
+
+    both = (posteriors[:, :, None] * kinds.T[:, None, :]).flatten(0, 1)  # (N K, 2)
+    return sum_rows(states.masked_fill(states < 0, num_states).flatten(), both, num_states).T
 
 
 def _rows(table: Factored) -> Float[Tensor, "Z Z"]:

@@ -13,6 +13,10 @@ from hmmlm.products import full_products
 WIDEST = 64
 """Items of a tile at most."""
 
+WHOLE = 1 << 30
+"""Products of all items with all vectors that a GPU makes to choose from: one such product is
+faster than many small ones."""
+
 GATHERED = 1 << 22
 """Numbers gathered at a time."""
 
@@ -69,11 +73,21 @@ def cell_products(
 ) -> Float[Tensor, "V K"]:
     """items_v . vectors_s for every slot s of the item's row; any number in padding (-1).
 
-    O(V K H) time. The gathered vectors, (R, K, H), are never all there at a time.
+    O(V K H) time. The gathered vectors, (R, K, H), are never all there at a time. On a GPU, where
+    each item has a row of its own, O(V S H) time and V S numbers.
     """
     if rows.shape[0] == 1:
         return items @ vectors[rows[0].clamp(min=0)].T
+    if is_whole(vectors, items, tiling):
+        return (items @ vectors.T).gather(1, rows[tiling.row_of_item].clamp(min=0))
     return _CellProducts.apply(vectors, items, rows, tiling)
+
+
+def is_whole(vectors: Tensor, items: Tensor, tiling: Tiling) -> bool:
+    """Whether all products are made, and those that are wanted chosen from them."""
+    if vectors.device.type != "cuda" or tiling.width > 1:
+        return False
+    return len(items) * len(vectors) <= WHOLE
 
 
 class _CellProducts(torch.autograd.Function):

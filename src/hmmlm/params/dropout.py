@@ -24,13 +24,11 @@ def keep_states(
     """
     check_rate(rate)
     device = generator.device
-    if support.is_partition:
-        return Keeper(support.to(device), rate).draw(generator)
-    count = math.ceil(support.num_states * (1 - rate) - 1e-9)
-    kept = torch.randperm(support.num_states, generator=generator, device=device)[:count]
-    if words is not None:
-        kept = torch.cat([kept, _one_each(support, kept, generator, words.to(device))])
-    return kept.sort().values
+    kept = make_keeper(support.to(device), rate).draw(generator)
+    if words is None or support.is_partition:
+        return kept
+    more = _one_each(support, kept, generator, words.to(device))
+    return torch.cat([kept, more]).sort().values
 
 
 class Keeper:
@@ -53,6 +51,15 @@ class Keeper:
         rows[self.is_kept] = torch.arange(len(self.places), device=keep.device)
         self.support = Support(rows, support.row_of_word, len(self.places))
 
+    @property
+    def width(self) -> int:
+        """The most states that a word keeps."""
+        return self.support.width
+
+    def on(self, states: Int[Tensor, " S"]) -> Support:
+        """The support on states that were drawn."""
+        return self.support
+
     def draw(self, generator: torch.Generator) -> Int[Tensor, " S"]:
         """The states, those of each block in the order of its row."""
         scores = torch.rand(self.rows.shape, generator=generator, device=self.rows.device)
@@ -65,6 +72,33 @@ class Keeper:
         last = self.rows.shape[1] - 1
         slots = torch.where(self.is_kept, best, last + 1).sort(1).values.clamp_(max=last)
         return self.rows.gather(1, slots).flatten()[self.places]
+
+
+class FreeKeeper:
+    """Draws the states to keep where words share only some of theirs: always as many of all.
+
+    A word may lose all of its states. Its row on the kept states stays as wide as before, so
+    nothing waits for the device here either.
+    """
+
+    def __init__(self, support: Support, rate: float) -> None:
+        check_rate(rate)
+        self.support, self.width = support, support.width
+        self.number = math.ceil(support.num_states * (1 - rate) - 1e-9)
+
+    def on(self, states: Int[Tensor, " S"]) -> Support:
+        return self.support.restrict(states, width=self.width)
+
+    def draw(self, generator: torch.Generator) -> Int[Tensor, " S"]:
+        """The states, in the order of their ids."""
+        device = self.support.rows.device
+        scores = torch.rand(self.support.num_states, generator=generator, device=device)
+        return scores.argsort()[: self.number].sort().values
+
+
+def make_keeper(support: Support, rate: float) -> Keeper | FreeKeeper:
+    """What draws the states to keep at a rate, on the device of the support."""
+    return Keeper(support, rate) if support.is_partition else FreeKeeper(support, rate)
 
 
 def check_rate(rate: float) -> None:

@@ -268,6 +268,4 @@ def _kept_slots(
     """The cells of the states that are kept, moved left over those that go."""
     if support.is_dense:
         return logits[:, states.sort().values]
-    gone = ~torch.isin(support.rows, states)
-    order = torch.sort(gone.to(torch.uint8), dim=1, stable=True).indices[:, :width]
-    return logits.gather(1, order[support.row_of_word])
+    return logits.gather(1, support.moves(states)[:, :width][support.row_of_word])

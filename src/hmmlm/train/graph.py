@@ -60,7 +60,7 @@ class Capturable(Protocol):
 
 
 class GraphedSteps:
-    """Steps of an HMM's loss on blocks or dense states, or of a network's, from CUDA graphs.
+    """Steps of an HMM's loss, or of a network's, from CUDA graphs.
 
     There is a graph for each shape of batches, `MOST` at most, captured again when the number of
     kept states changes; other steps are taken as they are, with the same numbers. Where a row of
@@ -344,8 +344,6 @@ def why_no_graph(loss: object, model: nn.Module, settings: TrainSettings, ranks:
     precision = "bf16" if isinstance(model, Scalar) else settings.precision
     if (reason := why_no_graph_on(device, precision)) is not None:
         return reason
-    if not loss.support.is_partition:
-        return "words share only a part of their states"
     if loss.carry and loss.support.is_dense:
         return "belief is carried over all states, and kernels carry that of blocks"
     if not loss.support.is_dense and loss.support.width > WIDEST:

@@ -15,7 +15,7 @@ from hmmlm.inference import counts
 from hmmlm.inference.gradients import with_gradient
 from hmmlm.inference.kernels import count
 from hmmlm.ops.kernels import are_allowed
-from hmmlm.params.dropout import Keeper, check_rate, keep_states
+from hmmlm.params.dropout import FreeKeeper, Keeper, check_rate, keep_states, make_keeper
 from hmmlm.products import full_products, tf32_products
 from hmmlm.results import Belief
 from hmmlm.support import Support
@@ -91,7 +91,7 @@ class HmmLoss:
         # On the model's device, where a captured step draws from it.
         device = next(model.parameters()).device
         self.generator = torch.Generator(device).manual_seed(seed)
-        self.keepers: dict[float, Keeper] = {}
+        self.keepers: dict[float, Keeper | FreeKeeper] = {}
         self.implementation = implementation
         self.belief: Belief | None = None
         self.held: dict[tuple[int, ...], Belief] = {}  # where captured steps carry it, by shape
@@ -133,10 +133,13 @@ class HmmLoss:
             return None
         if not self.carry:
             return level
-        width = self.keeper(level).support.width if level > 0 else self.support.width
+        width = self.keeper(level).width if level > 0 else self.support.width
         shape, belief = (len(batch.tokens), width), self.belief
-        if belief is None or belief.states.shape != shape or bool(batch.restart[:, 0].all()):
+        if belief is None or bool(batch.restart[:, 0].all()):
             return None
+        if len(belief.fresh) != shape[0] or belief.states.shape[1] > width:
+            return None
+        belief = _widen(belief, width)
         if shape not in self.held:
             self.held[shape] = Belief(
                 belief.states.clone(), belief.log_probs.float(), belief.fresh.clone()
@@ -166,7 +169,8 @@ class HmmLoss:
         belief = self.belief if self.carry else None
         if level > 0:
             keeper = self.keeper(level)
-            states, kept = keeper.draw(self.generator), keeper.support
+            states = keeper.draw(self.generator)
+            kept = keeper.on(states)
             if belief is not None:
                 extra = belief.states.flatten().clamp(min=0)
         with arithmetic(precision, tokens.device.type):
@@ -211,10 +215,10 @@ class HmmLoss:
         may_be_kernels = self.implementation in ("auto", "kernel")
         return "scaled" if may_be_kernels and not are_allowed() else self.implementation
 
-    def keeper(self, rate: float) -> Keeper:
-        """What draws the kept states of blocks at a rate."""
+    def keeper(self, rate: float) -> Keeper | FreeKeeper:
+        """What draws the kept states at a rate."""
         if rate not in self.keepers:
-            self.keepers[rate] = Keeper(self.support.to(self.generator.device), rate)
+            self.keepers[rate] = make_keeper(self.support.to(self.generator.device), rate)
         return self.keepers[rate]
 
     def state(self) -> dict[str, Tensor]:
@@ -294,14 +298,18 @@ def arithmetic(precision: str, place: str) -> AbstractContextManager[object]:
 def _join_rows(beliefs: Sequence[Belief]) -> Belief:
     """The belief of all rows; those over fewer states are padded."""
     width = max(belief.states.shape[1] for belief in beliefs)
+    parts = zip(*(_widen(belief, width) for belief in beliefs), strict=True)
+    return Belief(*(torch.cat(part) for part in parts))
 
-    def widen(part: Tensor, value: int | float) -> Tensor:
-        return nn.functional.pad(part, (0, width - part.shape[1]), value=value)
 
-    return Belief(
-        torch.cat([widen(belief.states, -1) for belief in beliefs]),
-        torch.cat([widen(belief.log_probs, -torch.inf) for belief in beliefs]),
-        torch.cat([belief.fresh for belief in beliefs]),
+def _widen(belief: Belief, width: int) -> Belief:
+    """The same over so many slots; further ones are padding."""
+    more = width - belief.states.shape[1]
+    if more == 0:
+        return belief
+    return belief._replace(
+        states=nn.functional.pad(belief.states, (0, more), value=-1),
+        log_probs=nn.functional.pad(belief.log_probs, (0, more), value=-torch.inf),
     )
 
 

@@ -18,7 +18,7 @@ FEW = 2048
 
 @triton.jit
 def _sum_some(order, start, stop, rows, columns, K, SIDE: tl.constexpr, SOME: tl.constexpr):
-    sums = tl.zeros([SOME, SIDE], tl.float32)
+    sums = tl.zeros([SOME, SIDE], rows.dtype.element_ty)
     for first in range(start, stop, SOME):
         places = first + tl.arange(0, SOME)
         which = tl.load(order + places, mask=places < stop, other=0)
@@ -60,7 +60,7 @@ def _join(before, key_of, table, parts, M, K, SIDE: tl.constexpr, SOME: tl.const
     if key < M:
         is_first = tl.load(before + key) == chunk
     if is_first:
-        sums = tl.zeros([SOME, SIDE], tl.float32)
+        sums = tl.zeros([SOME, SIDE], table.dtype.element_ty)
         stop = tl.load(before + key + 1)
         for first in range(chunk, stop, SOME):
             places = first + tl.arange(0, SOME)
@@ -72,7 +72,7 @@ def _join(before, key_of, table, parts, M, K, SIDE: tl.constexpr, SOME: tl.const
 
 
 def sum_rows(keys: Tensor, rows: Tensor, count: int) -> Tensor:
-    """(count, K): the float32 rows (N, K) with each key."""
+    """(count, K): the sum of the rows (N, K) with each key; other keys are in no sum."""
     ordered, order = keys.sort(stable=True)
     marks = torch.arange(count + 1, device=keys.device, dtype=keys.dtype)
     offsets = torch.searchsorted(ordered, marks)
@@ -82,7 +82,7 @@ def sum_rows(keys: Tensor, rows: Tensor, count: int) -> Tensor:
 def sum_ordered(order: Tensor, begins: Tensor, ends: Tensor, rows: Tensor) -> Tensor:
     """(M, K): the sum of rows[order[begin:end]] for each begin and end, which do not overlap."""
     rows, (keys, width) = rows.contiguous(), (len(begins), rows.shape[1])
-    table = torch.empty(keys, width, device=rows.device)
+    table = torch.empty(keys, width, dtype=rows.dtype, device=rows.device)
     edge = min(1024, max(16, triton.next_power_of_2(width)))
     columns = triton.cdiv(width, edge)
     shape = {"SIDE": edge, "SOME": max(8, min(32, 8192 // edge)), "num_warps": 4}
@@ -96,7 +96,7 @@ def sum_ordered(order: Tensor, begins: Tensor, ends: Tensor, rows: Tensor) -> Te
     before = torch.nn.functional.pad(further.cumsum(0), (1, 0))  # (M + 1,)
     chunks = torch.arange(more, device=order.device)
     key_of = torch.searchsorted(before[1:], chunks, right=True)  # M where there is no such chunk
-    parts = torch.empty(more, width, device=rows.device)
+    parts = torch.empty(more, width, dtype=rows.dtype, device=rows.device)
     _sum[(keys + more, columns)](
         order, begins, ends, before, key_of, rows, table, parts, keys, width, CHUNK, **shape
     )

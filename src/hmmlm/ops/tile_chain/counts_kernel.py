@@ -1,6 +1,6 @@
 """Expected transitions of chains of tiles as Triton kernels: into factors, or into a table.
 
-Sums are made in a fixed order, without atomics. What is multiplied has the type of the messages;
+Sums are made in a fixed order, without atomics, but for tables whose rows overlap. What is multiplied has the type of the messages;
 counts, which are numbers of any type, are multiplied with factors in the type of those.
 """
 
@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hmmlm.ops.narrow_kernel import narrowed
+from hmmlm.ops.row_sums.kernel import sum_rows
 from hmmlm.ops.tile_chain.tiles_kernel import (
     NONE,
     Map,
@@ -159,7 +160,7 @@ def _join_chunks(
 def _add_table(
     order, keys, N, C, K, L, Z, rows, here, before, tile_of, messages, probs, shrink, pairs, table,
     Q,
-    SHARED: tl.constexpr, SIDE: tl.constexpr,
+    SHARED: tl.constexpr, OVERLAPS: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
     """A square of the counts between two rows, summed over the steps between them."""
     place, i, j = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -191,7 +192,10 @@ def _add_table(
                 following = tl.load(keys + place)
         real = (sources >= 0)[:, None] & (states >= 0)[None, :]
         where = table + sources[:, None].to(tl.int64) * Z + states[None, :]
-        tl.store(where, total * tile, mask=real)
+        if OVERLAPS:
+            tl.atomic_add(where, total * tile, mask=real)
+        else:
+            tl.store(where, total * tile, mask=real)
 
 
 def factor_counts(
@@ -229,7 +233,7 @@ def factor_counts(
             EVEN=width % wide == 0, PRECISION=precision,
             num_warps=8 if edge > 64 else 4, num_stages=1,
         )  # fmt: skip
-        gradients.append(chunks.join((left, right)[not is_left]))
+        gradients.append(chunks.join((left, right)[not is_left], where.overlaps))
     return gradients[0], gradients[1]
 
 
@@ -269,7 +273,7 @@ def shared_counts(
             INNER=min(edge, 32 if is_wide else 64), WIDE=wide, STAGES=3 if is_narrow else 2,
             EVEN=width % wide == 0, PRECISION=precision, num_warps=8 if edge > 64 else 4,
         )  # fmt: skip
-        gradients.append(chunks.join((left, right)[not is_left]))
+        gradients.append(chunks.join((left, right)[not is_left], where.overlaps))
     return gradients[0], gradients[1]
 
 
@@ -297,16 +301,24 @@ class _Chunks:
         self.firsts = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
         self.sums = torch.empty(self.most, slots, width, dtype=dtype, device=rows.device)
 
-    def join(self, like: Tensor) -> Tensor:
+    def join(self, like: Tensor, overlaps: bool) -> Tensor:
         """The sums of all chunks, by state, in a table like this one."""
         (rows, slots), (_, padded, width) = self.rows.shape, self.sums.shape
-        gradient = torch.zeros(like.shape, dtype=self.sums.dtype, device=like.device)
+        states, places = len(like), self.rows
+        if overlaps:  # each slot of a row has a sum of its own, and those of a state are summed
+            places = torch.arange(rows * slots, device=like.device).view(rows, slots)
+            places = places.masked_fill(self.rows < 0, -1)
+        size = (rows * slots if overlaps else states, width)
+        gradient = torch.zeros(size, dtype=self.sums.dtype, device=like.device)
         wide = min(256, max(16, triton.next_power_of_2(width)))
         _join_chunks[(rows, triton.cdiv(slots, 4), triton.cdiv(width, wide))](
-            self.firsts, self.rows, self.sums, gradient, slots, width, padded,
+            self.firsts, places, self.sums, gradient, slots, width, padded,
             SOME=4, WIDE=wide, num_warps=2,
         )  # fmt: skip
-        return gradient
+        if not overlaps:
+            return gradient
+        keys = self.rows.masked_fill(self.rows < 0, states).flatten()
+        return sum_rows(keys, gradient, states)
 
 
 def _ordered(keys: Tensor, rows: int) -> tuple[Tensor, Tensor]:
@@ -318,7 +330,10 @@ def _ordered(keys: Tensor, rows: int) -> tuple[Tensor, Tensor]:
 def table_counts(
     squares: Squares, where: Map, joints: Tensor, pairs: Tensor, num_states: int
 ) -> Tensor:
-    """Expected transitions between the states of blocks, (Z, Z): no two pairs of rows share one."""
+    """Expected transitions, (Z, Z).
+
+    On blocks no two pairs of rows share one; else they are added in any order.
+    """
     (rows, slots), (batch, steps) = where.rows.shape, where.here.shape
     keys = torch.where(where.before < 0, NONE, where.before * rows + where.here).flatten()
     ordered, order = keys.sort(stable=True)
@@ -327,6 +342,7 @@ def table_counts(
     _add_table[(batch * steps, parts, parts)](
         order, ordered, batch * steps, steps, slots, line(slots), num_states, where.rows,
         where.here, where.before, _tiles(where), joints, squares.probs, squares.shrink, pairs,
-        table, parts, SHARED=where.shared is not None, SIDE=edge, num_warps=8 if edge > 64 else 4,
+        table, parts, SHARED=where.shared is not None, OVERLAPS=where.overlaps, SIDE=edge,
+        num_warps=8 if edge > 64 else 4,
     )  # fmt: skip
     return table

@@ -24,13 +24,14 @@ class Map(NamedTuple):
 
     `before` (B, C) is the row of the step before, NONE where a step starts afresh or is past the
     end of its row. Each step has a tile of its own, or those between the same two rows share one:
-    then `shared` says which.
+    then `shared` says which. With `overlaps` a state may stand in several rows.
     """
 
     rows: Tensor
     here: Tensor
     before: Tensor
     shared: "Shared | None" = None
+    overlaps: bool = False
 
 
 class Shared(NamedTuple):
