@@ -43,6 +43,16 @@ def measure_model(folder: Path, corpus: Corpus, device: str, watch: Callable[[in
     }
 
 
+def measure_times(folder: Path, corpus: Corpus, device: str) -> dict:
+    """The times alone of a model that `hmmlm train` wrote."""
+    lm = load_model(folder, device=device).lm
+    return {
+        "ms_train_step": ms_of_step(read_metrics(folder)),
+        "ms_eval_batch": _ms_of_batch(lm, corpus.split("valid"), device),
+        "device": device_name(device),
+    }
+
+
 def measure_kneser_ney(corpus: Corpus, watch: Callable[[int], None]) -> dict:
     """Modified Kneser-Ney 5-grams, whose contexts end at `<eos>`."""
     words, text = corpus.tokenizer, corpus.split("train")

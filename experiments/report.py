@@ -9,8 +9,8 @@ from typing import Any
 
 from experiments.chiu_rush_2020 import tables
 from experiments.chiu_rush_2020.claims import Found, judge
-from experiments.results import MODES, read_lines
-from experiments.runner import RESULTS
+from experiments.results import MODES, read_lines, with_times
+from experiments.runner import RESULTS, TIMES
 
 Line = Mapping[str, Any]
 PAGE = Path(__file__).parents[1] / "docs/results.md"
@@ -28,9 +28,9 @@ the weights that were best on validation, tested once; `train` is by sentence. W
 empty the paper has no number, or there is none.
 
 A step is the median of a training's steps with the loop around it. A batch is the time to score
-16 x 32 tokens with the state carried, tables at hand. Where rows ran side by side on one device
-("at once"), times are longer than alone. Seconds are those of the training processes, start and
-validation included.
+16 x 32 tokens with the state carried, tables at hand. Both are those of a training alone on its
+device, or, with a star, beside as many as ran "at once". Seconds are those of the training
+processes, start and validation included, and of as many at once.
 """
 
 COLUMNS = (
@@ -43,9 +43,10 @@ COLUMNS = (
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lines", type=Path, default=RESULTS, help="what the runner wrote")
+    parser.add_argument("--times", type=Path, default=TIMES, help="what it wrote with --time")
     parser.add_argument("--out", type=Path, default=PAGE, help="the page; figures go beside it")
     given = parser.parse_args(words)
-    lines = read_lines(given.lines)
+    lines = with_times(read_lines(given.lines), read_lines(given.times))
     is_rehearsed = any(line["config"]["text"] != line["dataset"] for line in lines)
     if is_rehearsed and given.out.resolve() == PAGE.resolve():
         raise SystemExit(f"{given.lines} has lines of --smoke, which are no results; give --out.")
@@ -113,11 +114,12 @@ def _cells(held: Mapping[str, Line]) -> dict[str, str]:
     if not held:
         return {"val, sentence": "not run yet"}
     any_line = next(iter(held.values()))
+    star = "" if any_line["config"].get("is_timed_alone") else "*"
     cells = {
         "parameters": f"{any_line['parameters']:,}",
         "train": _number(any_line["train"]),
-        "step, ms": _number(any_line["ms_train_step"], 2),
-        "batch, ms": _number(any_line["ms_eval_batch"], 2),
+        "step, ms": _number(any_line["ms_train_step"], 2, star),
+        "batch, ms": _number(any_line["ms_eval_batch"], 2, star),
         "epochs": str(any_line["epochs"]),
         "seconds": f"{any_line['seconds']:,.0f}",
         "at once": str(any_line["config"]["workers"]),
@@ -153,8 +155,8 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _number(value: float | None, digits: int = 1) -> str:
-    return "" if value is None else f"{value:,.{digits}f}"
+def _number(value: float | None, digits: int = 1, mark: str = "") -> str:
+    return "" if value is None else f"{value:,.{digits}f}{mark}"
 
 
 def _draw(lines: Sequence[Line], folder: Path) -> dict[str, str]:

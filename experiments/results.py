@@ -15,6 +15,7 @@ KEYS = (
     "device", "commit", "config",
 )  # fmt: skip
 MODES = ("sentence", "streaming")
+TIMES = ("ms_train_step", "ms_eval_batch")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -65,6 +66,29 @@ def make_lines(
                 "config": config,
             }
             made.append({key: line[key] for key in KEYS})
+    return made
+
+
+def make_times(
+    wanted: Sequence[tuple[str, Row]], notes: Mapping[str, Any], commit: str
+) -> list[dict[str, Any]]:
+    """How long a step and a batch of a training take on a device of its own."""
+    times = {**notes["measured"], "commit": commit}
+    return [{"run": run, **times} for run in dict.fromkeys(row.run for _, row in wanted)]
+
+
+def with_times(
+    lines: Iterable[Mapping[str, Any]], times: Iterable[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Lines with the times that their trainings have alone, where those were taken."""
+    known = {taken["run"]: taken for taken in times}
+    made = []
+    for line in lines:
+        taken, config = known.get(line["config"]["run"]), line["config"]
+        is_same = taken is not None and taken["device"] == line["device"]
+        alone = {key: taken[key] for key in TIMES} if is_same else {}
+        is_alone = is_same or config["workers"] == 1
+        made.append({**line, **alone, "config": {**config, "is_timed_alone": is_alone}})
     return made
 
 

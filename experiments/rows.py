@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 KNESER_NEY = "kneser_ney"
 BUILTIN = "built-in"
+HEAD = "-head"
+"""The end of the name of a text that is the head of another."""
 
 TINY = {
     "model.width": "16",
@@ -86,6 +88,10 @@ class Row:
         method = self.table.get("model.cluster_by", "exchange")
         return method, self.blocks if is_like else self.blocks - 2
 
+    def cut(self) -> "Row":
+        """The same training on the head of its text, once over."""
+        return replace(self, text=self.text or f"{self.dataset}{HEAD}", epochs=1)
+
     def shrink(self) -> "Row":
         """The same kind of training in seconds."""
         kept = {key: value for key, value in self.table.items() if key not in SLOW}
@@ -93,7 +99,7 @@ class Row:
             kept["train.dropout"] = "0.5"
         needed = {"data.batch_size", "data.length"}
         needed |= set() if self.kind == "scalar" else {"model.width"}
-        needed |= {"model.embedding"} if self.kind == "awd_lstm" else set()
+        needed |= {"model.embedding"} if self.kind in ("awd_lstm", "hmm_rnn") else set()
         kept |= {key: value for key, value in TINY.items() if key in needed or key in kept}
         return replace(
             self,

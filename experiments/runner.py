@@ -21,11 +21,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.results import add_lines, is_done, make_lines, read_lines, take_over
-from experiments.rows import BUILTIN, KNESER_NEY, Row
+from experiments.results import (
+    add_lines,
+    is_done,
+    make_lines,
+    make_times,
+    read_lines,
+    take_over,
+)
+from experiments.rows import BUILTIN, HEAD, KNESER_NEY, Row
 from hmmlm.errors import InputError
 
 RESULTS = Path(__file__).parent / "results/chiu_rush_2020.jsonl"
+TIMES = RESULTS.with_name("chiu_rush_2020_times.jsonl")
+LENGTHS = {"train": 300_000, "valid": 16_000, "test": 1_000}
+"""Tokens of the head of a text, which times are taken on."""
+
 TO_STOP = 120
 """Seconds that a training has to write a checkpoint; then it is ended."""
 
@@ -120,6 +131,9 @@ class Runner:
         if dataset == BUILTIN:
             _write_builtin(folder)
             return folder
+        if dataset.endswith(HEAD):
+            _write_head(folder, self.corpus(replace(row, text=row.dataset)))
+            return folder
         text = self.given.data / dataset
         if not text.is_dir():
             raise SystemExit(f"{self.given.data} has no folder {dataset}; give --data DIR with it.")
@@ -142,9 +156,12 @@ class Runner:
                 self.stop.check()
                 self._measure(job)
             commits = "+".join(job.notes["commits"])
-            add_lines(self.given.out, make_lines(job.wanted, job.notes, commits))
+            make = make_times if self.given.time else make_lines
+            add_lines(self.given.out, make(job.wanted, job.notes, commits))
         except Stopped:
             return f"{name} ({job.row.dataset}) is not finished; the same command goes on with it"
+        if self.given.time:
+            return f"{name} ({job.row.dataset}): {job.notes['measured']['ms_train_step']} ms a step"
         val = job.notes["measured"]["modes"][job.row.mode]["val"]
         return f"{name} ({job.row.dataset}): validation {val:.2f}, {job.row.mode}"
 
@@ -198,7 +215,7 @@ class Runner:
         return status
 
     def _changes(self, row: Row) -> list[str]:
-        if row.clusters is None or self.given.clusters is None or row.text:
+        if row.clusters is None or self.given.clusters is None or row.text == BUILTIN:
             return row.changes
         path = cluster_file(self.given.clusters, row)
         return [*row.changes, f"model.clusters={json.dumps(str(path.absolute()))}"]
@@ -206,13 +223,15 @@ class Runner:
     def _measure(self, job: Job) -> None:
         if "measured" in job.notes:  # the test text is read once
             return
-        from experiments.measuring import measure_kneser_ney, measure_model
+        from experiments.measuring import measure_kneser_ney, measure_model, measure_times
         from hmmlm.data.shards import Corpus
 
         corpus = Corpus.open(self.corpus(job.row))
         if job.row.kind == KNESER_NEY:
             measured = measure_kneser_ney(corpus, self.stop.check)
             job.note(seconds=measured.pop("seconds"), peak_bytes=None, workers=self.given.workers)
+        elif self.given.time:
+            measured = measure_times(job.folder, corpus, self.device)
         else:
             measured = measure_model(job.folder, corpus, self.device, self.stop.check)
         job.note(measured=measured)
@@ -237,6 +256,18 @@ def make_jobs(
     return list(jobs.values())
 
 
+def make_timings(
+    wanted: Sequence[tuple[str, Row]], times: Sequence[Mapping[str, Any]], work: Path
+) -> list[Job]:
+    """Short trainings for rows whose times are not there, each once."""
+    known, jobs = {taken["run"] for taken in times}, {}
+    for experiment, row in wanted:
+        if row.run not in known and row.kind != KNESER_NEY:
+            cut = row.cut()
+            jobs.setdefault(cut.run, Job(cut, [], work)).wanted.append((experiment, row))
+    return list(jobs.values())
+
+
 def main(
     experiments: Mapping[str, Sequence[Row]], about: str, words: Sequence[str] | None = None
 ) -> int:
@@ -251,20 +282,28 @@ def main(
     with ExitStack() as stack:
         if given.work is None:
             given.work = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        given.out = given.out or (given.work / "results.jsonl" if given.smoke else RESULTS)
-        if given.smoke and given.out.resolve() == RESULTS.resolve():
-            raise SystemExit(f"Lines of --smoke are no results: give another --out than {RESULTS}")
+        kept = TIMES if given.time else RESULTS
+        given.out = given.out or (given.work / "results.jsonl" if given.smoke else kept)
+        if given.smoke and given.out.resolve() == kept.resolve():
+            raise SystemExit(f"Lines of --smoke are no results: give another --out than {kept}")
         (given.work / "runs").mkdir(parents=True, exist_ok=True)
         runner = Runner(given, stop)
-        add_lines(given.out, take_over(read_lines(given.out), chosen))
-        jobs = make_jobs(chosen, read_lines(given.out), given.work)
+        if given.time:
+            jobs = make_timings(chosen, read_lines(given.out), given.work)
+        else:
+            add_lines(given.out, take_over(read_lines(given.out), chosen))
+            jobs = make_jobs(chosen, read_lines(given.out), given.work)
         _check_clusters(jobs, given)
         for job in jobs:
             runner.corpus(job.row)
         stack.enter_context(stop.heard())
         failed = _run_all(runner, jobs, given.workers)
         lines = read_lines(given.out)
-    left = [f"{row.dataset}: {row.name}" for name, row in chosen if not is_done(lines, name, row)]
+    if given.time:
+        late = [pair for job in make_timings(chosen, lines, given.work) for pair in job.wanted]
+    else:
+        late = [(name, row) for name, row in chosen if not is_done(lines, name, row)]
+    left = [f"{row.dataset}: {row.name}" for _, row in late]
     done = len(chosen) - len(left)
     print(json.dumps({"rows": len(chosen), "done": done, "left": left, "failed": failed}))
     return 1 if failed else 0
@@ -304,6 +343,11 @@ def _parse(about: str, words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, help="other than a row's own")
     parser.add_argument("--device", default="auto", help="as of hmmlm train")
     parser.add_argument("--commit", help="what the code is, where there is no git")
+    parser.add_argument(
+        "--time",
+        action="store_true",
+        help="only time a step and a batch of each row, on the head of its text, one by one",
+    )
     parser.add_argument("--list", action="store_true", help="print the rows and run nothing")
     parser.add_argument("--smoke", action="store_true", help="the built-in text, tiny, in seconds")
     given = parser.parse_args(words)
@@ -311,6 +355,8 @@ def _parse(about: str, words: Sequence[str] | None) -> argparse.Namespace:
         parser.error("say where the texts are and where to work: --data DIR --work DIR")
     if given.workers < 1:
         parser.error(f"--workers is {given.workers} but must be at least 1")
+    if given.time and given.workers > 1:
+        parser.error("--time is of trainings alone on a device; leave out --workers")
     return given
 
 
@@ -357,6 +403,24 @@ def _write_builtin(folder: Path) -> None:
 
     splits = {name: lines[:300] for name, lines in builtin_sentences().items()}
     write_corpus(folder, Tokenizer.words(splits["train"], min_count=2), splits)
+
+
+def _write_head(folder: Path, whole: Path) -> None:
+    """The first lines of each split of a corpus, with its vocabulary."""
+    from hmmlm.data.shards import Corpus, ShardWriter, write_index
+    from hmmlm.storage import new_folder
+
+    corpus = Corpus.open(whole)
+    with new_folder(folder) as made:
+        corpus.tokenizer.save(made / "tokenizer.json")
+        written = {}
+        for name, length in LENGTHS.items():
+            text = corpus.split(name)
+            ends = text.sentence_offsets()
+            with ShardWriter(made, name, corpus.tokenizer) as shards:
+                shards.add(text[0 : ends[ends <= max(length, ends[1])].max()])
+            written[name] = shards.written
+        write_index(made, corpus.tokenizer, written)
 
 
 def _commit() -> str:

@@ -19,7 +19,7 @@ from hmmlm.inference.dispatch import kernel_passes
 from hmmlm.inference.kernels import count
 from hmmlm.ops.cells import Tiling
 from hmmlm.ops.choice import kernel as choice
-from hmmlm.ops.emission import dense_kernel
+from hmmlm.ops.emission import cells_kernel, dense_kernel
 from hmmlm.ops.emission import kernel as emission
 from hmmlm.ops.links import CountSums
 from hmmlm.ops.normaliser import kernel as normaliser
@@ -125,6 +125,10 @@ def main() -> int:
             if slots <= 256:
                 counts(support, Dense(torch.zeros(states, states), narrow), wide)
     support = Support.uniform(9, 300, 128, torch.Generator())
+    for dtype in (torch.float32, torch.float64):
+        logits = torch.zeros(9, 128, dtype=dtype, requires_grad=True)
+        made = cells_kernel.LogSoftmax.apply(logits, support.rows, *support.cells_by_state)
+        made.sum().backward()
     factors = torch.zeros(300, 256)
     for wide in (False, True):
         counts(support, Factored(factors, factors, torch.zeros(300), narrow), wide)

@@ -17,7 +17,7 @@ SETTINGS: dict[str, Any] = {
     "lstm": lstm.Settings(width=4),
     "lstm, untied": lstm.Settings(width=3, layers=1, tied=False, bias=True),
     "awd_lstm": awd_lstm.Settings(embedding=3, width=4),
-    "hmm_rnn": hmm_rnn.Settings(states=3, width=4, scale=1.5),
+    "hmm_rnn": hmm_rnn.Settings(states=3, embedding=2, width=4, scale=1.5),
 }
 
 
@@ -25,7 +25,7 @@ def make(name: str, *, dtype: torch.dtype = torch.float64) -> Network:
     generator = torch.Generator().manual_seed(1)
     model = SETTINGS[name].build(WORDS, start_id=START, generator=generator, dtype=dtype)
     with torch.no_grad():  # words far apart, so that nothing is right by chance
-        model.words.mul_(1 if name == "hmm_rnn" else 20)
+        model.words.mul_(20)
     return model
 
 
@@ -87,7 +87,7 @@ def _paths(model: Any, words: list[int]) -> Tensor:
     if not words:
         return torch.zeros((), dtype=torch.float64)
     heard = [model.push @ h + model.push_bias for h in _hidden(model, [model.layer], words[:-1])]
-    emit = torch.log_softmax(model.words + model.bias[:, None], 0)
+    emit = torch.log_softmax(model.words @ model.emit.T + model.bias[:, None], 0)
     totals = []
     for path in itertools.product(range(model.num_states), repeat=len(words)):
         total, before = torch.zeros((), dtype=torch.float64), model.num_states

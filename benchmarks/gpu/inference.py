@@ -29,9 +29,8 @@ from benchmarks.gpu import answers
 from benchmarks.gpu.clock import Bench
 from benchmarks.gpu.steps import word_probs
 from hmmlm.errors import InputError
-from hmmlm.hmm import HMM
+from hmmlm.hmm import HMM, emission_table
 from hmmlm.inference import counts, log_prob, sample_paths, viterbi
-from hmmlm.params.features import emission_table
 from hmmlm.products import BF16, FLOAT32
 from hmmlm.support import Support
 from hmmlm.transitions import Dense, Factored

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hmmlm.errors import InputError
+from hmmlm.ops.kernels import why_not
 from hmmlm.products import full_products
 from hmmlm.support import Support
 from hmmlm.transitions import Dense, Factored, Transitions
@@ -257,14 +258,24 @@ class HMM:
     def _kept_emissions(self, states: Int[Tensor, " S"], kept: Support) -> Float[Tensor, "V L"]:
         """The emissions of the states on their restricted support, renormalised."""
         if self.support.is_dense and kept.is_dense:
-            moved = self.log_emit[:, states]
-            return moved - log_sum_by_state(moved, kept)
+            return emission_table(self.log_emit[:, states], kept)
         order = self.support.moves(states)[:, : kept.width]
-        ids = kept.rows[kept.row_of_word]  # (V, L)
-        moved = self.log_emit.gather(1, order[self.support.row_of_word])
-        moved = moved.masked_fill(ids < 0, -torch.inf)
-        norm = log_sum_by_state(moved, kept)
-        return torch.where(ids >= 0, moved - norm[ids.clamp(min=0)], -torch.inf)
+        return emission_table(self.log_emit.gather(1, order[self.support.row_of_word]), kept)
+
+
+def emission_table(logits: Float[Tensor, "V K"], support: Support) -> Float[Tensor, "V K"]:
+    """log p(x | z) by word, from logits; normalised over each state's words, -inf in padding."""
+    if support.is_dense:
+        return logits - log_sum_by_state(logits, support)
+    ids = support.rows[support.row_of_word]  # (V, K)
+    if why_not(logits.device) is None:
+        from hmmlm.ops.emission.cells_kernel import LogSoftmax
+
+        return LogSoftmax.apply(logits, ids, *support.cells_by_state)
+    # Padding goes into no state's sum; its logits stay finite until the end, for the gradient.
+    logits = logits.masked_fill(ids < 0, 0.0)
+    norm = log_sum_by_state(logits, support)
+    return torch.where(ids >= 0, logits - norm[ids.clamp(min=0)], -torch.inf)
 
 
 def log_sum_by_state(log_values: Float[Tensor, "V K"], support: Support) -> Float[Tensor, " Z"]:

@@ -98,6 +98,17 @@ class Support:
         offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
         return StateWords(offsets, states[order], words[order], slots[order])
 
+    @cached_property
+    def cells_by_state(self) -> tuple[Int[Tensor, " V*K"], Int[Tensor, " Z+1"]]:
+        """The cells of the (V, K) map ordered by state, and where those of each begin.
+
+        Cells of padding come first. Nothing waits for the device.
+        """
+        states = self.rows[self.row_of_word].flatten()
+        ordered, order = states.sort(stable=True)
+        marks = torch.arange(self.num_states + 1, device=states.device)
+        return order, torch.searchsorted(ordered, marks)
+
     def to(self, device: torch.device | str) -> "Support":
         return Support(self.rows.to(device), self.row_of_word.to(device), self.num_states)
 

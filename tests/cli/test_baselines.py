@@ -13,7 +13,12 @@ SMALL = {
     "feed_forward": ["--set=model.width=8", "--learning-rate=0.03"],
     "lstm": ["--set=model.width=8", "--learning-rate=0.03"],
     "awd_lstm": ["--set=model.width=8", "--set=model.embedding=8"],
-    "hmm_rnn": ["--states=6", "--set=model.width=8", "--learning-rate=0.03"],
+    "hmm_rnn": [
+        "--states=6",
+        "--set=model.width=8",
+        "--set=model.embedding=8",
+        "--learning-rate=0.03",
+    ],
 }
 FEW = ["--epochs=3", "--batch-size=4", "--length=16"]
 

@@ -10,9 +10,19 @@ from experiments.chiu_rush_2020.claims import judge
 from experiments.measuring import ms_of_step
 from experiments.report import main as report
 from experiments.report import page
-from experiments.results import KEYS, MODES, add_lines, is_done, make_lines, read_lines, take_over
+from experiments.results import (
+    KEYS,
+    MODES,
+    add_lines,
+    is_done,
+    make_lines,
+    make_times,
+    read_lines,
+    take_over,
+    with_times,
+)
 from experiments.rows import KNESER_NEY, Row
-from experiments.runner import cluster_file, main, make_jobs
+from experiments.runner import cluster_file, main, make_jobs, make_timings
 
 from hmmlm.baselines.kinds import NEURAL
 from hmmlm.errors import InputError
@@ -38,6 +48,26 @@ def lines_of(module, row: Row, val: float = 100.0, **facts) -> list[dict]:
     measured |= {"modes": {mode: {"val": val, "test": val - 9} for mode in MODES}, **facts}
     notes = {"measured": measured, "peak_bytes": 5, "seconds": 20.04, "workers": 3}
     return make_lines([(module.EXPERIMENT, row)], notes, "abc")
+
+
+def test_times_of_a_training_alone() -> None:
+    row = row_of(figure3, "2^14 states")
+    same = row_of(table2, "VL-HMM 2^14")
+    assert row.cut().run == replace(row, epochs=3).cut().run != row.run
+    measured = {"ms_train_step": 1.25, "ms_eval_batch": 0.5, "device": "NVIDIA H200"}
+    wanted = [(figure3.EXPERIMENT, row), (table2.EXPERIMENT, same)]
+    (times,) = make_times(wanted, {"measured": measured}, "abc")
+    assert times == {"run": row.run, **measured, "commit": "abc"}
+    assert not make_timings(wanted, [times], Path())
+    assert [job.wanted for job in make_timings(wanted, [], Path())] == [wanted]
+    lines = lines_of(figure3, row)
+    for taken, step, is_alone in (
+        ([], 2.0, False),
+        ([times], 1.25, True),
+        ([{**times, "device": "a laptop"}], 2.0, False),
+    ):
+        (line, _) = with_times(lines, taken)
+        assert (line["ms_train_step"], line["config"]["is_timed_alone"]) == (step, is_alone)
 
 
 @pytest.mark.parametrize(("name", "row"), EVERY, ids=lambda part: getattr(part, "name", ""))

@@ -113,3 +113,29 @@ def _steps(work: Path) -> int:
     """The steps that are written down."""
     files = list((work / "runs").glob("*/metrics.jsonl"))
     return len(files[0].read_text().splitlines()) if files else 0
+
+
+def test_times_of_rows_alone(tmp_path: Path) -> None:
+    words = ("--smoke", "--time", "--work", str(tmp_path), "--row=2^10 states", "--row=2^11 states")
+    said = run("chiu_rush_2020.figure3", *words)
+    assert said == {"rows": 2, "done": 2, "left": [], "failed": []}
+    times = read(tmp_path / "results.jsonl")  # tiny, both are one training
+    assert len(times) == 1 and times[0]["ms_train_step"] > 0 and times[0]["ms_eval_batch"] > 0
+    assert run("chiu_rush_2020.figure3", *words)["done"] == 2
+    assert len(read(tmp_path / "results.jsonl")) == 1
+
+
+def test_times_are_taken_on_the_head_of_a_text(tmp_path: Path) -> None:
+    data = tmp_path / "data/ptb"
+    data.mkdir(parents=True)
+    for split in ("train", "valid", "test"):
+        (data / f"ptb.{split}.txt").write_text(" the <unk> of a model \n" * 4000)
+    out = tmp_path / "times.jsonl"
+    words = ["--data", str(data.parent), "--work", str(tmp_path / "work"), "--out", str(out)]
+    words += ["--row=2x256 LSTM", "--dataset=ptb", "--time", "--commit=abc"]
+    assert run("chiu_rush_2020.table1", *words)["done"] == 1
+    (times,) = read(out)
+    assert times["commit"] == "abc" and times["ms_train_step"] > 0
+    index = json.loads((tmp_path / "work/ptb-head.corpus/corpus.json").read_text())
+    tokens = {name: split["tokens"] for name, split in index["splits"].items()}
+    assert tokens == {"train": 23994, "valid": 15996, "test": 996}

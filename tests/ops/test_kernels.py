@@ -9,20 +9,19 @@ import torch
 from torch import Tensor
 
 from hmmlm.errors import InputError
-from hmmlm.hmm import HMM
+from hmmlm.hmm import HMM, emission_table
 from hmmlm.inference import counts
 from hmmlm.inference.kernels import count
 from hmmlm.ops.cells import Tiling, cell_products
 from hmmlm.ops.choice import kernel as choice
 from hmmlm.ops.dense_chain import counts_kernel as dense_counts
 from hmmlm.ops.dense_chain import kernel as dense_chain
-from hmmlm.ops.emission import dense_kernel
+from hmmlm.ops.emission import cells_kernel, dense_kernel
 from hmmlm.ops.emission import kernel as emission
 from hmmlm.ops.normaliser import log_normaliser
 from hmmlm.ops.residual import kernel as residual
 from hmmlm.ops.row_sums import kernel as row_sums
 from hmmlm.ops.tile_chain import tiles_kernel as tiles
-from hmmlm.params.features import emission_table
 from hmmlm.params.mlp import Residual
 from hmmlm.products import BF16, FLOAT32, TF32, Operand
 from hmmlm.support import Support
@@ -113,6 +112,32 @@ def test_emissions_of_blocks(blocks: list[int], width: int, operand: Operand) ->
     agree(ours.masked_fill(padding.to(place), 0.0), table.detach(), FLOAT32)
     for one, other in zip(torch.autograd.grad(ours, parts, grad.to(place)), expected, strict=True):
         agree(one, other, operand)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", ["blocks", "overlapping", "ragged"])
+def test_emissions_of_cells(shape: str, dtype: torch.dtype) -> None:
+    """Of a state with more cells than are read at a time, and of one with a single cell."""
+    words = 300
+    support = {
+        "blocks": Support.from_clusters((torch.arange(words) > 0).long(), [1, 5]),
+        "overlapping": Support.uniform(words, 40, 9, torch.Generator().manual_seed(0)),
+        "ragged": Support.ragged([[0, 1 + word % 3] for word in range(words - 1)] + [[4]], 5),
+    }[shape]
+    padding = (support.rows < 0)[support.row_of_word]
+    logits, grad = (noise(words, support.width, seed=n, scale=3.0) for n in (0, 1))
+    logits, grad = logits.masked_fill(padding, torch.nan), grad.masked_fill(padding, 0.0)
+    truth = logits.double().requires_grad_()
+    table = emission_table(truth, support).masked_fill(padding, 0.0)
+    (expected,) = torch.autograd.grad(table, truth, grad.double())
+    (part,) = leaves(logits.to(dtype))
+    cells = [part.to(DEVICE) for part in support.cells_by_state]
+    states = support.rows[support.row_of_word].to(DEVICE)
+    ours = cells_kernel.LogSoftmax.apply(part, states, *cells)
+    assert bool((torch.isneginf(ours).cpu() == padding).all())
+    agree(ours.masked_fill(padding.to(DEVICE), 0.0), table.detach(), FLOAT32)
+    (made,) = torch.autograd.grad(ours, part, grad.to(DEVICE, dtype))
+    agree(made, expected, FLOAT32)
 
 
 @pytest.mark.parametrize("size", [(1, 1, 1), (37, 19, 5), (200, 33, 32)])

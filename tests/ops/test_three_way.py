@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from hmmlm.hmm import HMM
+from hmmlm.hmm import HMM, emission_table
 from hmmlm.inference.kernels import count
 from hmmlm.ops.cells import Tiling, cell_products
 from hmmlm.ops.normaliser import log_normaliser
-from hmmlm.params.features import emission_table
 from hmmlm.products import BF16, TF32, round_to_tf32
 from hmmlm.support import Support
 from hmmlm.transitions import Factored

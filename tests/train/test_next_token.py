@@ -24,7 +24,7 @@ WIDER = {
     "feed_forward": feed_forward.Settings(width=16, dropout=0.1),
     "lstm": lstm.Settings(width=16, dropout=0.1),
     "awd_lstm": awd_lstm.Settings(16, 16, 2, dropout_input=0.1, dropout_output=0.1),
-    "hmm_rnn": hmm_rnn.Settings(states=8, width=16, dropout=0.1),
+    "hmm_rnn": hmm_rnn.Settings(states=8, embedding=8, width=16, dropout=0.1),
 }
 
 

@@ -18,8 +18,8 @@ from hmmlm.params.checks import check_least, check_rates
 
 RECIPES: dict[str, dict[str, dict[str, Any]]] = {
     "adamw": {
-        "data": {"layout": "streams", "reset": False, "batch_size": 20, "length": 35},
-        "train": {"learning_rate": 2e-3, "weight_decay": 0.01, "epochs": 40},
+        "data": {"layout": "streams", "reset": False, "batch_size": 80, "length": 35},
+        "train": {"learning_rate": 5e-3, "weight_decay": 0.1, "epochs": 20},
     }
 }
 
@@ -28,19 +28,20 @@ TINY = 1e-300
 
 @dataclass(frozen=True)
 class Settings:
-    """`states`, which are also the width of the embeddings: the emissions are tied to them.
+    """`states`, the width of the `embedding` of words, and the `width` of the LSTM that reads them.
 
-    `width` is that of the LSTM, `dropout` is before and after it, `scale` the standard deviation of
-    embeddings and transition logits at the start. 600 of both are 9.6M numbers for 10,000 words.
+    `dropout` is before and after the LSTM, `scale` the standard deviation of the transition logits
+    at the start. As they are they make 9.8M numbers for 10,000 words.
     """
 
-    states: int = 600
-    width: int = 600
-    dropout: float = 0.3
+    states: int = 1024
+    embedding: int = 400
+    width: int = 768
+    dropout: float = 0.5
     scale: float = 0.3
 
     def __post_init__(self) -> None:
-        check_least(self, states=1, width=1, scale=0)
+        check_least(self, states=1, embedding=1, width=1, scale=0)
         check_rates(self, "dropout")
 
     def build(
@@ -66,8 +67,8 @@ class HmmRnn(Network):
     """p(x_t | x_<t) = sum_z p(z | x_<t) p(x_t | z), where the belief is filtered exactly:
 
     p(z_t | z_t-1, x_<t) = softmax over z_t of trans[z_t-1, z_t] + (W LSTM(x_<t) + b)[z_t], and
-    p(x | z) = softmax over x of words[x, z] + bias[x]. Before the first word the chain is in a
-    state of its own, the last row of `trans`.
+    p(x | z) = softmax over x of words[x] . emit[z] + bias[x], where words are also what the LSTM
+    reads. Before the first word the chain is in a state of its own, the last row of `trans`.
 
     A step takes O(Z^2), in float64 and without tables that change with time: the exponentials of
     both logits multiply, so that sums over states are products with one matrix.
@@ -87,14 +88,15 @@ class HmmRnn(Network):
         states, width, self.rate = settings.states, settings.width, settings.dropout
         self.num_states = states
 
-        def noise(*shape: int) -> nn.Parameter:
+        def noise(*shape: int, scale: float) -> nn.Parameter:
             drawn = torch.randn(*shape, generator=generator, dtype=dtype)
-            return nn.Parameter(settings.scale * drawn)
+            return nn.Parameter(scale * drawn)
 
-        self.words = noise(vocab_size, states)
+        self.words = noise(vocab_size, settings.embedding, scale=0.1)
+        self.emit = noise(states, settings.embedding, scale=1.0)
         self.bias = word_bias(vocab_size, word_probs, dtype)
-        self.trans = noise(states + 1, states)
-        self.layer = LstmLayer(states, width, generator=generator, dtype=dtype)
+        self.trans = noise(states + 1, states, scale=settings.scale)
+        self.layer = LstmLayer(settings.embedding, width, generator=generator, dtype=dtype)
         bound = width**-0.5
         self.push = nn.Parameter(
             uniform(states, width, bound=bound, generator=generator, dtype=dtype)
@@ -160,8 +162,8 @@ class HmmRnn(Network):
         return (trans - trans.detach().amax(1, keepdim=True)).exp()
 
     def _log_emit(self) -> Float[Tensor, "V Z"]:
-        # Not by log_softmax, which takes half of a step along columns.
-        logits = self.words + self.bias[:, None]
+        # Not by log_softmax, which is slow along columns.
+        logits = F.linear(self.words, self.emit) + self.bias[:, None]
         return logits - torch.logsumexp(logits, 0)
 
 

@@ -39,8 +39,9 @@ def count(
 
     Unless `first` is given: where `restart` does not say so, the first step's states then have
     these log-probabilities. `ends` are the numbers of steps, 0 for a row that is none. Nothing is
-    checked: the caller knows that sources are the states and that the ids are those of words. `wide` messages are float64. Dense chains know neither a
-    `first` nor other messages than float32.
+    checked: the caller knows that sources are the states and that the ids are those of words.
+    `wide` messages are float64. Dense chains know neither a `first` nor other messages than
+    float32.
     """
     tokens, restart = tokens.contiguous(), restart.contiguous()
     if hmm.support.is_dense:

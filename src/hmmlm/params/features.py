@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hmmlm.errors import InputError
-from hmmlm.hmm import HMM, log_sum_by_state
+from hmmlm.hmm import HMM, emission_table
 from hmmlm.ops import emission
 from hmmlm.ops.cells import Tiling, cell_products
 from hmmlm.ops.normaliser import log_normaliser
@@ -240,16 +240,6 @@ class _Rounded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         return grad_outputs[0], None
-
-
-def emission_table(logits: Float[Tensor, "V K"], support: Support) -> Float[Tensor, "V K"]:
-    """log p(x | z) by word, from logits; normalised over each state's words, -inf in padding."""
-    # Padding goes into no state's sum; its logits stay finite until the end, for the gradient.
-    norm = log_sum_by_state(logits, support)
-    if support.is_dense:
-        return logits - norm
-    ids = support.rows[support.row_of_word]  # (V, K)
-    return torch.where(ids >= 0, logits - norm[ids.clamp(min=0)], -torch.inf)
 
 
 def log_word_probs(word_probs: Tensor, vocab_size: int) -> Float[Tensor, " V"]:

@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hmmlm.hmm import HMM
+from hmmlm.hmm import HMM, emission_table
 from hmmlm.params.checks import check_least
-from hmmlm.params.features import emission_table, log_word_probs
+from hmmlm.params.features import log_word_probs
 from hmmlm.products import wanted_operand
 from hmmlm.support import Support
 from hmmlm.transitions import Dense

@@ -1,7 +1,8 @@
 """Expected transitions of chains of tiles as Triton kernels: into factors, or into a table.
 
-Sums are made in a fixed order, without atomics, but for tables whose rows overlap. What is multiplied has the type of the messages;
-counts, which are numbers of any type, are multiplied with factors in the type of those.
+Sums are made in a fixed order, without atomics, but those of a table whose rows overlap. What is
+multiplied has the type of the messages; counts, which are numbers of any type, are multiplied with
+factors in the type of those.
 """
 
 import torch
