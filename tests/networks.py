@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hmmlm.baselines import awd_lstm, feed_forward, hmm_rnn, lstm
+from hmmlm.baselines import awd_lstm, decoder, feed_forward, hmm_rnn, lstm
 from hmmlm.baselines.network import Network
 
 WORDS, START = 5, 2
@@ -17,6 +17,7 @@ SETTINGS: dict[str, Any] = {
     "lstm": lstm.Settings(width=4),
     "lstm, untied": lstm.Settings(width=3, layers=1, tied=False, bias=True),
     "awd_lstm": awd_lstm.Settings(embedding=3, width=4),
+    "decoder": decoder.Settings(width=4, depth=2, heads=2, context=3),
     "hmm_rnn": hmm_rnn.Settings(states=3, embedding=2, width=4, scale=1.5),
 }
 
@@ -41,6 +42,8 @@ def defined_log_prob(model: Any, past: list[int], word: int) -> float:
             return _feed_forward(model, past)[word].item()
         if isinstance(model, lstm.LstmLM):
             return _lstm(model, past)[word].item()
+        if isinstance(model, decoder.DecoderLM):
+            return _decoder(model, past)[word].item()
         joint = [_paths(model, [*past, word]), _paths(model, past)]
         return (joint[0] - joint[1]).item()
 
@@ -80,6 +83,34 @@ def _hidden(model: Any, layers: list[Any], past: list[int]) -> list[Tensor]:
 
 def _lstm(model: Any, past: list[int]) -> Tensor:
     return _softmax(model, _hidden(model, list(model.layers), past)[-1])
+
+
+def _decoder(model: Any, past: list[int]) -> Tensor:
+    """The output after all words, each of which sees up to `context` inputs before it."""
+    inputs = [model.words[word] for word in [START, *past]]
+    for block in model.body.blocks:
+        split = [block.read(block.before_attention(x)).chunk(3) for x in inputs]
+        query, key, value = (
+            [part.view(block.heads, -1) for part in kind] for kind in zip(*split, strict=True)
+        )
+        outputs = []
+        for place, x in enumerate(inputs):
+            seen = range(max(0, place - model.context), place + 1)
+            mixed = []
+            for head, slope in enumerate(model.slopes):
+                logits = [
+                    query[place][head] @ key[one][head] / key[one][head].numel() ** 0.5
+                    - slope * (place - one)
+                    for one in seen
+                ]
+                weights = torch.softmax(torch.stack(logits), 0)
+                values = torch.stack([value[one][head] for one in seen])
+                mixed.append(weights @ values)
+            x = x + block.write(torch.cat(mixed))
+            layers = torch.nn.functional.gelu(block.widen(block.before_layers(x)))
+            outputs.append(x + block.narrow(layers))
+        inputs = outputs
+    return _softmax(model, model.body.norm(inputs[-1]))
 
 
 def _paths(model: Any, words: list[int]) -> Tensor:

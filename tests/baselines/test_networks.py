@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from hmmlm.baselines import awd_lstm, feed_forward, hmm_rnn, lstm
+from hmmlm.baselines import awd_lstm, decoder, feed_forward, hmm_rnn, lstm
 from hmmlm.baselines.kinds import NEURAL
 from hmmlm.errors import InputError
 from hmmlm.evaluate import evaluate
@@ -214,6 +214,14 @@ def test_sizes_are_those_of_the_papers():
     assert 9.5e6 < size(hmm_rnn.Settings()) < 10.5e6
 
 
+def test_hidden_states_are_what_the_next_word_is_predicted_from():
+    model, tokens = make("decoder"), text(2, 6)
+    hidden = model.hidden(tokens)
+    logits = hidden[:, :-1] @ model.words.T + model.bias
+    found = logits.log_softmax(2).gather(2, tokens[:, 1:, None])[:, :, 0]
+    torch.testing.assert_close(found, model.read(tokens).token_log_probs[:, 1:])
+
+
 @pytest.mark.parametrize(
     ("module", "setting", "message"),
     [
@@ -221,6 +229,8 @@ def test_sizes_are_those_of_the_papers():
         (lstm, {"layers": 0}, "layers is 0 but must be at least 1"),
         (awd_lstm, {"weight_drop": -0.1}, "weight_drop is -0.1 but must be at least 0"),
         (feed_forward, {"order": 1}, "order is 1 but must be at least 2"),
+        (decoder, {"context": 0}, "context is 0 but must be at least 1"),
+        (decoder, {"heads": 3}, "The width is 256, which 3 heads cannot share; make it a multiple"),
         (hmm_rnn, {"states": 0}, "states is 0 but must be at least 1"),
     ],
 )

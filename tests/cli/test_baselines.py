@@ -13,6 +13,7 @@ SMALL = {
     "feed_forward": ["--set=model.width=8", "--learning-rate=0.03"],
     "lstm": ["--set=model.width=8", "--learning-rate=0.03"],
     "awd_lstm": ["--set=model.width=8", "--set=model.embedding=8"],
+    "decoder": ["--set=model.width=8", "--set=model.context=8", "--learning-rate=0.03"],
     "hmm_rnn": [
         "--states=6",
         "--set=model.width=8",
@@ -131,7 +132,7 @@ def test_settings_of_hmms_are_refused(refused, arguments, message):
 def test_an_unknown_kind_is_refused_with_the_nearest(refused):
     assert refused("train", "corpus", "--model=lstn", "--out=new") == (
         "kind is 'lstn' but must be one of scalar, lowrank, mlp, transformer, feed_forward, lstm, "
-        "awd_lstm, hmm_rnn. Did you mean lstm?"
+        "awd_lstm, hmm_rnn, decoder. Did you mean lstm?"
     )
 
 

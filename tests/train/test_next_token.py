@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from hmmlm.baselines import awd_lstm, feed_forward, hmm_rnn, lstm
+from hmmlm.baselines import awd_lstm, decoder, feed_forward, hmm_rnn, lstm
 from hmmlm.baselines.kinds import NEURAL
 from hmmlm.data.batches import Batch, Streams
 from hmmlm.data.shards import TokenArray
@@ -24,6 +24,7 @@ WIDER = {
     "feed_forward": feed_forward.Settings(width=16, dropout=0.1),
     "lstm": lstm.Settings(width=16, dropout=0.1),
     "awd_lstm": awd_lstm.Settings(16, 16, 2, dropout_input=0.1, dropout_output=0.1),
+    "decoder": decoder.Settings(width=16, depth=2, heads=2, context=4),
     "hmm_rnn": hmm_rnn.Settings(states=8, embedding=8, width=16, dropout=0.1),
 }
 

@@ -58,7 +58,7 @@ def train(
             "--kind",
             "--model",
             help="What to train: an HMM by its parameterisation (scalar, lowrank, mlp or "
-            "transformer), or feed_forward, lstm, awd_lstm or hmm_rnn to compare with.",
+            "transformer), or feed_forward, lstm, awd_lstm, hmm_rnn or decoder to compare with.",
             metavar="KIND",
         ),
     ] = None,

@@ -39,3 +39,11 @@ def check_halves(width: int) -> None:
     """Refuses a width of composed embeddings that has no half."""
     if width % 2:
         raise InputError(f"The width is {width:,} but composed embeddings need an even one.")
+
+
+def check_heads(width: int, heads: int) -> None:
+    """Refuses a width that heads cannot share."""
+    if width % heads:
+        raise InputError(
+            f"The width is {width:,}, which {heads:,} heads cannot share; make it a multiple."
+        )

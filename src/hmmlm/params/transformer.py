@@ -6,8 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hmmlm.errors import InputError
-from hmmlm.params.checks import check_halves, check_least, check_start
+from hmmlm.params.checks import check_halves, check_heads, check_least, check_start
 from hmmlm.params.features import Features
 from hmmlm.params.mlp import assemble, linear
 from hmmlm.support import Support
@@ -30,11 +29,33 @@ class Block(nn.Module):
         self.narrow = linear(4 * width, width, **how)
 
     def forward(self, inputs: Float[Tensor, "Z H"]) -> Float[Tensor, "Z H"]:
-        split = self.read(self.before_attention(inputs)).unflatten(1, (3, self.heads, -1))
-        query, key, value = split.permute(1, 2, 0, 3)[:, None]  # (1, heads, Z, H / heads) each
-        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        inputs = inputs + self.write(mixed[0].transpose(0, 1).flatten(1))
-        return inputs + self.narrow(nn.functional.gelu(self.widen(self.before_layers(inputs))))
+        return self.attend(inputs[None])[0][0]
+
+    def attend(
+        self,
+        inputs: Float[Tensor, "B T H"],
+        past: Float[Tensor, "B 2 heads C d"] | None = None,
+        bias: Float[Tensor, "B heads T S"] | None = None,
+    ) -> tuple[Float[Tensor, "B T H"], Float[Tensor, "B 2 heads S d"]]:
+        """What comes out, and the keys and values that it was made of, those of the `past` first.
+
+        With a `past` the `bias` says what sees what: it is added before the softmax.
+        """
+        split = self.read(self.before_attention(inputs)).unflatten(2, (3, self.heads, -1))
+        query, *seen = split.permute(2, 0, 3, 1, 4)  # (B, heads, T, d) each
+        held = torch.stack(seen, 1)
+        if past is not None:
+            held = torch.cat([past.to(held.dtype), held], 3)
+        mixed = nn.functional.scaled_dot_product_attention(
+            query,
+            held[:, 0],
+            held[:, 1],
+            attn_mask=None if bias is None else bias.to(query.dtype),
+            is_causal=bias is None,
+        )
+        inputs = inputs + self.write(mixed.transpose(1, 2).flatten(2))
+        layers = self.narrow(nn.functional.gelu(self.widen(self.before_layers(inputs))))
+        return inputs + layers, held
 
 
 class Decoder(nn.Module):
@@ -62,6 +83,20 @@ class Decoder(nn.Module):
             inputs = block(inputs)
         return self.norm(inputs)
 
+    def attend(
+        self,
+        inputs: Float[Tensor, "B T H"],
+        past: Float[Tensor, "B depth 2 heads C d"],
+        bias: Float[Tensor, "B heads T S"],
+    ) -> tuple[Float[Tensor, "B T H"], Float[Tensor, "B depth 2 heads S d"]]:
+        """As of a block, of all of them."""
+        held = []
+        for number, block in enumerate(self.blocks):
+            assert isinstance(block, Block)
+            inputs, seen = block.attend(inputs, past[:, number], bias)
+            held.append(seen)
+        return self.norm(inputs), torch.stack(held, 1)
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -86,11 +121,7 @@ class Settings:
     def __post_init__(self) -> None:
         check_least(self, width=1, depth=1, heads=1, scale=0)
         check_start(self.start)
-        if self.width % self.heads:
-            raise InputError(
-                f"The width is {self.width:,}, which {self.heads:,} heads cannot share; make it a "
-                f"multiple."
-            )
+        check_heads(self.width, self.heads)
         if self.composed:
             check_halves(self.width)
 

@@ -1,0 +1,1 @@
+"""What a neural model knows, handed to an HMM."""
