@@ -73,7 +73,7 @@ def make_times(
     wanted: Sequence[tuple[str, Row]], notes: Mapping[str, Any], commit: str
 ) -> list[dict[str, Any]]:
     """How long a step and a batch of a training take on a device of its own."""
-    times = {**notes["measured"], "commit": commit}
+    times = {key: notes["measured"][key] for key in (*TIMES, "device")} | {"commit": commit}
     return [{"run": run, **times} for run in dict.fromkeys(row.run for _, row in wanted)]
 
 

@@ -90,7 +90,7 @@ class Row:
 
     def cut(self) -> "Row":
         """The same training on the head of its text, once over."""
-        return replace(self, text=self.text or f"{self.dataset}{HEAD}", epochs=1)
+        return replace(self, text=f"{self.text or self.dataset}{HEAD}", epochs=1)
 
     def shrink(self) -> "Row":
         """The same kind of training in seconds."""

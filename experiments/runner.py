@@ -132,7 +132,7 @@ class Runner:
             _write_builtin(folder)
             return folder
         if dataset.endswith(HEAD):
-            _write_head(folder, self.corpus(replace(row, text=row.dataset)))
+            _write_head(folder, self.corpus(replace(row, text=dataset.removesuffix(HEAD))))
             return folder
         text = self.given.data / dataset
         if not text.is_dir():
@@ -215,7 +215,7 @@ class Runner:
         return status
 
     def _changes(self, row: Row) -> list[str]:
-        if row.clusters is None or self.given.clusters is None or row.text == BUILTIN:
+        if row.clusters is None or self.given.clusters is None or row.text.startswith(BUILTIN):
             return row.changes
         path = cluster_file(self.given.clusters, row)
         return [*row.changes, f"model.clusters={json.dumps(str(path.absolute()))}"]
@@ -282,10 +282,11 @@ def main(
     with ExitStack() as stack:
         if given.work is None:
             given.work = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        kept = TIMES if given.time else RESULTS
+        kept, other = (TIMES, RESULTS) if given.time else (RESULTS, TIMES)
         given.out = given.out or (given.work / "results.jsonl" if given.smoke else kept)
-        if given.smoke and given.out.resolve() == kept.resolve():
-            raise SystemExit(f"Lines of --smoke are no results: give another --out than {kept}")
+        for path, is_wrong in ((kept, given.smoke), (other, True)):
+            if is_wrong and given.out.resolve() == path.resolve():
+                raise SystemExit(f"Such lines are not those of {path}: give another --out")
         (given.work / "runs").mkdir(parents=True, exist_ok=True)
         runner = Runner(given, stop)
         if given.time:
@@ -334,7 +335,9 @@ def _parse(about: str, words: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--data", type=Path, help="a folder with ptb/ and wikitext-2/")
     parser.add_argument("--work", type=Path, help="where texts, models and checkpoints are kept")
-    parser.add_argument("--out", type=Path, help=f"the lines; by default {RESULTS}")
+    parser.add_argument(
+        "--out", type=Path, help=f"the lines; by default {RESULTS}, or with --time {TIMES.name}"
+    )
     parser.add_argument("--clusters", type=Path, help="a folder of paths files made before")
     parser.add_argument("--row", action="append", help="a row by its name; may be repeated")
     parser.add_argument("--dataset", choices=["ptb", "wikitext-2"])

@@ -110,7 +110,13 @@ class Support:
         return order, torch.searchsorted(ordered, marks)
 
     def to(self, device: torch.device | str) -> "Support":
-        return Support(self.rows.to(device), self.row_of_word.to(device), self.num_states)
+        rows, row_of_word = self.rows.to(device), self.row_of_word.to(device)
+        if rows is self.rows and row_of_word is self.row_of_word:
+            return self
+        moved = Support(rows, row_of_word, self.num_states)
+        if "is_partition" in vars(self):  # which takes a look at all rows
+            vars(moved)["is_partition"] = self.is_partition
+        return moved
 
     def validate(self) -> "Support":
         """This support, after checking that ids are in range and unique and that none is unused."""
@@ -226,11 +232,13 @@ class Support:
         nothing waits for the device.
         """
         rows = self._renumbered(states).gather(1, self.moves(states))
+        waits = width is None
         if width is None:
             width = max(1, int((rows >= 0).sum(1).max()))
         kept = Support(rows[:, :width].contiguous(), self.row_of_word, len(states))
-        # Parts of blocks are blocks; parts of other rows are taken for such, without a look.
-        vars(kept)["is_partition"] = self.is_partition
+        if self.is_partition or not waits:
+            # Parts of blocks are blocks; other rows are taken to overlap still, without a look.
+            vars(kept)["is_partition"] = self.is_partition
         return kept
 
     def moves(self, states: Int[Tensor, " S"]) -> Int[Tensor, "R K"]:

@@ -218,9 +218,9 @@ def test_info_says_what_runs_on_a_gpu(call, monkeypatch, capability, triton, sai
         return
     assert result["kernels"] == "can run"
     assert result["step_float32"].startswith("no CUDA graph: precision is float32")
-    assert result["step_bf16"].startswith("one CUDA graph, if words are in blocks")
+    assert result["step_bf16"].startswith("one CUDA graph, if one process trains")
     assert result["normaliser_bf16"] == "kernel: products in bfloat16"
-    assert result["step_tf32"].startswith("one CUDA graph, if words are in blocks")
+    assert result["step_tf32"].startswith("one CUDA graph, if one process trains")
     assert result["normaliser_tf32"] == "kernel: products in tf32"
     assert result["emissions_tf32"] == "kernel: products in tf32"
     assert result["networks_tf32"].startswith("plain: products in float32")

@@ -158,7 +158,11 @@ def test_files_of_clusters(tmp_path: Path, capsys) -> None:
     [
         (["--smoke", "--row=nothing"], "There is no row 'nothing'; there are: 2\\^10 states; 2"),
         (["--data=gone", "--work=WORK", "--out=WORK/x", "--commit=x"], "gone has no folder ptb"),
-        (["--smoke", "--work=WORK", "--out=experiments/results/chiu_rush_2020.jsonl"], "are no re"),
+        (
+            ["--smoke", "--work=WORK", "--out=experiments/results/chiu_rush_2020.jsonl"],
+            "not those of",
+        ),
+        (["--smoke", "--time", "--out=experiments/results/chiu_rush_2020.jsonl"], "not those of"),
     ],
 )
 def test_what_is_refused(words: list[str], message: str, tmp_path: Path) -> None:

@@ -40,7 +40,8 @@ def test_all_products_are_made_only_where_a_gpu_has_room_for_them(monkeypatch) -
     assert not cells.is_whole(vectors, items, alone)
     assert (alone.width, together.width) == (1, 4)  # found out now: there is no device in truth
     monkeypatch.setattr(torch.Tensor, "device", torch.device("cuda", 0))
+    monkeypatch.setattr(cells, "room", lambda device, share, most: 20)
     assert cells.is_whole(vectors, items, alone)
     assert not cells.is_whole(vectors, items, together)
-    monkeypatch.setattr(cells, "WHOLE", 19)
+    monkeypatch.setattr(cells, "room", lambda device, share, most: 19)
     assert not cells.is_whole(vectors, items, alone)

@@ -20,7 +20,11 @@ pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BLOCKS = Support.from_clusters([0, 1, 2, 1, 0, 2, 2, 1, 0, 0], [4, 8, 6])
 OVERLAPPING = Support.uniform(10, 18, 6, torch.Generator().manual_seed(1))
-SUPPORTS = [BLOCKS, OVERLAPPING, Support.dense(10, 7)]
+LOW, MIDDLE, HIGH = [0, 1, 2, 3, 4], [1, 2, 5, 6, 7], [3, 4, 5, 6, 7]
+TOGETHER = Support.ragged([LOW, HIGH, LOW, MIDDLE, HIGH] * 2, 8)
+"""Words share rows, and rows share states; of eight, half leave each word one."""
+
+SUPPORTS = [BLOCKS, OVERLAPPING, TOGETHER, Support.dense(10, 7)]
 MODELS = {"mlp": mlp.Settings(width=16), "lowrank": lowrank.Settings(width=16)}
 MODELS["scalar"] = scalar.Settings()
 SETTINGS = TrainSettings(precision="bf16", clip=0.2)
@@ -228,6 +232,7 @@ def test_a_word_that_lost_all_of_its_states_is_left_to_the_ordinary_step(monkeyp
     steps = GraphedSteps(model, loss, optimiser, replace(SETTINGS, precision="float32"))
     weights = copy.deepcopy(model.state_dict())
     assert steps.step(batch, 0.01, 0.0) is None and steps.lost
+    assert steps.widths.left == 0  # float64 would not have helped
     assert torch.equal(loss.generator.get_state(), drawn)
     torch.testing.assert_close(model.state_dict(), weights, rtol=0, atol=0)
     assert torch.isfinite(loss(batch, 0.0))  # where each word keeps one
@@ -349,6 +354,7 @@ def test_graph_and_no_graph(kind: str, support: Support) -> None:
         if not graph:
             sgd.graphed.may_capture = False
         steps = [sgd.step(iter([make_batch(n % 7)]), 0.01, n / 40) for n in range(40)]
+        assert len(sgd.graphed.graphs) == graph and sgd.graphed.may_capture == graph
         losses.append([step.loss for step in steps])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert losses[0][-1] < losses[0][0]

@@ -263,8 +263,8 @@ def device_info(device: str, hmm: Any = None) -> dict[str, Any]:
     if hmm is not None:
         chain = Chain(hmm, torch.zeros(1, 1, dtype=torch.long))
         result["inference"] = "{}: {}".format(*choose("auto", WITH_KERNEL, chain))
-    graph = "one CUDA graph, if words are in blocks or have all states, one process trains, a step"
-    graph += " is one batch, and no belief is carried over dense states; train says so"
+    graph = "one CUDA graph, if one process trains, a step is one batch, and no belief is carried"
+    graph += " over dense states; train says so"
     for precision, operand in (("float32", FLOAT32), ("tf32", TF32), ("bf16", BF16)):
         plain = why_no_graph_on(place, precision)
         result[f"step_{precision}"] = graph if plain is None else f"no CUDA graph: {plain}"

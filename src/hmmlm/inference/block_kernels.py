@@ -33,10 +33,6 @@ class BlockKernel(OnGpu):
         self.chain, self.back = chain, back
         support, table = chain.hmm.support, chain.hmm.transitions
         self.rows, self.here = support.rows, support.row_of_word[chain.tokens]
-        self.overlaps = not support.is_partition
-        if self.overlaps:  # there may be a row for each word: only those of this text
-            used, self.here = self.here.unique(return_inverse=True)
-            self.rows = self.rows[used]
         through = chain.active & ~chain.restart
         through[:, 0].fill_(False)  # what a carried belief says of step 0 is worked out apart
         self.through = through
@@ -203,9 +199,9 @@ class BlockKernel(OnGpu):
         if (begin, end) not in self.kept:
             self.kept = {}
             here, before = self.here[:, begin:end], self.before[:, begin:end]
-            where = tiles_kernel.Map(
-                self.rows, here.contiguous(), before.contiguous(), overlaps=self.overlaps
-            )
+            where = tiles_kernel.Map(self.rows, here.contiguous(), before.contiguous())
+            if not self.chain.hmm.support.is_partition:
+                where = tiles_kernel.used(where)
             where = tiles_kernel.share(where, with_order=not self.chain.dense)
             fields, how = self.chain.hmm.transitions.fields(), {"turned": self.back}
             if self.factors is None:

@@ -8,14 +8,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hmmlm.ops.kernels import room
 from hmmlm.products import full_products
 
 WIDEST = 64
 """Items of a tile at most."""
 
 WHOLE = 1 << 30
-"""Products of all items with all vectors that a GPU makes to choose from: one such product is
-faster than many small ones."""
+"""Products of all items with all vectors that a GPU makes to choose from, or as many as a sixteenth
+of its memory holds: one such product is faster than many small ones."""
 
 GATHERED = 1 << 22
 """Numbers gathered at a time."""
@@ -87,7 +88,7 @@ def is_whole(vectors: Tensor, items: Tensor, tiling: Tiling) -> bool:
     """Whether all products are made, and those that are wanted chosen from them."""
     if vectors.device.type != "cuda" or tiling.width > 1:
         return False
-    return len(items) * len(vectors) <= WHOLE
+    return len(items) * len(vectors) <= room(vectors.device, 16, WHOLE)
 
 
 class _CellProducts(torch.autograd.Function):
@@ -111,7 +112,8 @@ class _CellProducts(torch.autograd.Function):
         (grad,) = grad_outputs
         vectors, items, rows = ctx.saved_tensors
         row_of_tile, members, places = ctx.tiling.tiles
-        to_vectors, to_items = torch.zeros_like(vectors), torch.empty_like(items)
+        to_vectors = torch.zeros_like(vectors)
+        to_members = items.new_empty(*members.shape, items.shape[1])  # (N, W, H)
         tiled = grad.new_zeros(members.numel(), rows.shape[1])
         tiled[places] = grad
         tiled = tiled.view(*members.shape, -1)
@@ -121,9 +123,8 @@ class _CellProducts(torch.autograd.Function):
             slots, mine = slots.clamp(min=0), members[part]
             back = torch.bmm(weights.transpose(1, 2), items[mine.clamp(min=0)])  # (n, K, H)
             to_vectors.index_add_(0, slots.flatten(), back.flatten(0, 1))
-            real = mine >= 0
-            to_items[mine[real]] = torch.bmm(weights, vectors[slots])[real]
-        return to_vectors, to_items, None, None
+            torch.bmm(weights, vectors[slots], out=to_members[part])
+        return to_vectors, to_members.flatten(0, 1)[places], None, None
 
 
 def _parts(tiling: Tiling, rows: Tensor, vectors: Tensor) -> list[slice]:

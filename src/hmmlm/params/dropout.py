@@ -87,6 +87,7 @@ class FreeKeeper:
         self.number = math.ceil(support.num_states * (1 - rate) - 1e-9)
 
     def on(self, states: Int[Tensor, " S"]) -> Support:
+        """The support on states that were drawn."""
         return self.support.restrict(states, width=self.width)
 
     def draw(self, generator: torch.Generator) -> Int[Tensor, " S"]:

@@ -65,7 +65,7 @@ class GraphedSteps:
     There is a graph for each shape of batches, `MOST` at most, captured again when the number of
     kept states changes; other steps are taken as they are, with the same numbers. Where a row of
     the batch loses digits, or a number is not finite, the weights and what is carried stay as they
-    are; on blocks the step is taken again with messages in float64 (see `Widths`). A graph that
+    are; but on dense states it is taken again with messages in float64 (see `Widths`). A graph that
     cannot be made is the last one: `tell` hears why, and steps go on without.
     """
 
@@ -257,8 +257,8 @@ class Widths:
 
     def note(self, wide: bool, skipped: bool) -> None:
         """Takes in whether a step that was tried had to be left out."""
-        if wide:
-            self.left = max(0, self.left - 1)
+        if wide:  # what float64 cannot take either was no matter of digits
+            self.left = 0 if skipped else max(0, self.left - 1)
         elif skipped and self.can_widen:
             self.left, self.pause = self.pause, min(2 * self.pause, LONGEST)
         else:
@@ -345,9 +345,9 @@ def why_no_graph(loss: object, model: nn.Module, settings: TrainSettings, ranks:
     if (reason := why_no_graph_on(device, precision)) is not None:
         return reason
     if loss.carry and loss.support.is_dense:
-        return "belief is carried over all states, and kernels carry that of blocks"
+        return "belief is carried over all states, and kernels carry that over a word's own"
     if not loss.support.is_dense and loss.support.width > WIDEST:
-        return f"a block has {loss.support.width:,} states, and the kernels take {WIDEST:,}"
+        return f"a word has {loss.support.width:,} states, and the kernels take {WIDEST:,}"
     if "kept" not in signature(model.forward).parameters:
         return "the model does not take the support of the states that are kept"
     if loss.implementation not in ("auto", "kernel"):

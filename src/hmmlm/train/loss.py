@@ -28,9 +28,10 @@ LEVELS = 8
 
 @dataclass(frozen=True)
 class Dropout:
-    """The share of each block's states that a step leaves out; it may change over training.
+    """The share of states, of each block where there are blocks, that a step leaves out.
 
-    It goes from `rate` to `last` over the whole of training, in `LEVELS` equal stretches.
+    With a `last` it goes from `rate` to that over the whole of training, in `LEVELS` equal
+    stretches.
     """
 
     rate: float = 0.0

@@ -305,21 +305,23 @@ class _Chunks:
     def join(self, like: Tensor, overlaps: bool) -> Tensor:
         """The sums of all chunks, by state, in a table like this one."""
         (rows, slots), (_, padded, width) = self.rows.shape, self.sums.shape
-        states, places = len(like), self.rows
-        if overlaps:  # each slot of a row has a sum of its own, and those of a state are summed
-            places = torch.arange(rows * slots, device=like.device).view(rows, slots)
-            places = places.masked_fill(self.rows < 0, -1)
-        size = (rows * slots if overlaps else states, width)
-        gradient = torch.zeros(size, dtype=self.sums.dtype, device=like.device)
+        if overlaps:
+            return sum_rows(self._states(len(like)), self.sums.flatten(0, 1), len(like))
+        gradient = torch.zeros(like.shape, dtype=self.sums.dtype, device=like.device)
         wide = min(256, max(16, triton.next_power_of_2(width)))
         _join_chunks[(rows, triton.cdiv(slots, 4), triton.cdiv(width, wide))](
-            self.firsts, places, self.sums, gradient, slots, width, padded,
+            self.firsts, self.rows, self.sums, gradient, slots, width, padded,
             SOME=4, WIDE=wide, num_warps=2,
         )  # fmt: skip
-        if not overlaps:
-            return gradient
-        keys = self.rows.masked_fill(self.rows < 0, states).flatten()
-        return sum_rows(keys, gradient, states)
+        return gradient
+
+    def _states(self, none: int) -> Tensor:
+        """The state that each slot of each chunk is for; `none` in padding and where none is."""
+        chunks = torch.arange(self.most, device=self.firsts.device)
+        row = torch.searchsorted(self.firsts[1:], chunks, right=True)  # R where there is no chunk
+        wide = self.sums.shape[1] - self.rows.shape[1]
+        rows = torch.nn.functional.pad(self.rows, (0, wide, 0, 1), value=-1)
+        return rows.masked_fill(rows < 0, none)[row].flatten()
 
 
 def _ordered(keys: Tensor, rows: int) -> tuple[Tensor, Tensor]:

@@ -78,6 +78,18 @@ def line(width: int) -> int:
     return triton.cdiv(width, ALIGNED) * ALIGNED
 
 
+def used(where: Map) -> Map:
+    """The same of rows that overlap, without those of no step: there may be one for each word.
+
+    Waits for the device.
+    """
+    steps = torch.cat([where.here.flatten(), where.before[where.before >= 0]])
+    kept = steps.unique()
+    here, before = (torch.searchsorted(kept, part) for part in (where.here, where.before))
+    before = torch.where(where.before < 0, NONE, before)
+    return Map(where.rows[kept], here, before, overlaps=True)
+
+
 def share(where: Map, with_order: bool = True) -> Map:
     """The same map with one tile for all steps between the same two rows.
 
