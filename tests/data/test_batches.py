@@ -407,3 +407,36 @@ def test_streams_that_vary_are_around_their_length_and_go_on_where_they_were():
     rest = list(batches)
     again = Streams(array(40_000), 2, 70, vary=True)
     assert all(same(x, y) for x, y in zip(rest, list(again)[3:], strict=True))
+
+
+@pytest.mark.parametrize("kind", [Windows, Packed])
+@pytest.mark.parametrize("shuffle", [True, False])
+@given(first=st.integers(0, 130), **sizes)
+def test_what_is_to_come_first_does_so_in_the_first_epoch(kind, shuffle, first, n, b, t):
+    """All of its whole windows or sentences, before anything else; and every token still once."""
+    tokens = array(n)
+    labels = TokenArray.from_ids(np.arange(n) + 1, eos_id=0)
+    batches = kind(tokens, b, t, seed=3, shuffle=shuffle, first=first, labels=labels)
+    whole = min(first // t * t, n) if kind is Windows else min(first, n) // 7 * 7
+    for epoch in range(2):
+        seen = []
+        for batch in batches:
+            if epoch == 0:
+                inside = torch.arange(batch.tokens.shape[1]) < batch.lengths[:, None]
+                seen += batch.labels[inside].tolist()
+            else:
+                assert batch.labels is None or first == 0
+        if epoch == 0:
+            assert sorted(seen) == list(range(n))
+            assert set(seen[:whole]) == set(range(whole))
+
+
+@pytest.mark.parametrize("kind", [Windows, Packed])
+def test_a_position_among_what_comes_first_gives_the_same_batches(kind, short_sections):
+    for steps in range(12):
+        one, two = (kind(array(120), 3, 5, seed=1, first=40) for _ in range(2))
+        rest = [batch for _, batch in zip(range(steps), one, strict=False)]
+        two.position = one.position
+        assert len(rest) <= steps
+        for left, right in zip(one, two, strict=True):
+            assert same(left, right)

@@ -170,10 +170,13 @@ class _Drawn(_Batches):
     """Rows that do not depend on each other, in an order drawn anew each epoch from (seed, epoch).
 
     Without `shuffle` every epoch is the same. A long text comes in sections, one after the other
-    in an order that is drawn too; the last batch of a section may have fewer rows.
+    in an order that is drawn too; the last batch of a section may have fewer rows. With `first`,
+    rows of so many tokens at the head of the text, or a little less, are sections of their own,
+    and come first in the first epoch; after it nobody hears of their labels.
     """
 
     _section_rows: np.ndarray
+    _head_sections: int
 
     def __init__(
         self,
@@ -183,11 +186,12 @@ class _Drawn(_Batches):
         *,
         seed: int = 0,
         shuffle: bool = True,
+        first: int = 0,
         labels: TokenArray | None = None,
         rank: int = 0,
         ranks: int = 1,
     ) -> None:
-        self.seed, self.shuffle = seed, shuffle
+        self.seed, self.shuffle, self.first = seed, shuffle, first
         super().__init__(tokens, batch_size, length, labels=labels, rank=rank, ranks=ranks)
         self._section_batches = -(-self._section_rows // batch_size)
         self.num_batches = int(self._section_batches.sum())
@@ -203,7 +207,8 @@ class _Drawn(_Batches):
             self._planned = (epoch, section)
         first = index * self.batch_size
         stop = min(first + self._own.stop, int(self._section_rows[section]))
-        return self._take(first + self._own.start, stop)
+        made = self._take(first + self._own.start, stop)
+        return made._replace(labels=None) if self.first and epoch > 0 else made
 
     def _find(self, epoch: int, index: int) -> tuple[int, int]:
         """The section of a batch of an epoch, and which of its batches it is."""
@@ -211,6 +216,9 @@ class _Drawn(_Batches):
             self._order = np.arange(len(self._section_rows))
             if self.shuffle:
                 self._order = np.random.default_rng((self.seed, epoch)).permutation(self._order)
+            if epoch == 0:
+                late = self._order >= self._head_sections
+                self._order = self._order[np.argsort(late, kind="stable")]
             self._order_ends = np.cumsum(self._section_batches[self._order])
             self._ordered = epoch
         at = int(np.searchsorted(self._order_ends, index, side="right"))
@@ -235,10 +243,14 @@ class Windows(_Drawn):
 
     def _lay_out(self) -> None:
         windows = -(-len(self.tokens) // self.length)
-        self._section_rows = np.minimum(windows - np.arange(0, windows, _SECTION), _SECTION)
+        head = min(self.first // self.length, windows)
+        parts = [size - np.arange(0, size, _SECTION) for size in (head, windows - head)]
+        self._head_sections = len(parts[0])
+        self._section_rows = np.minimum(np.concatenate(parts), _SECTION)
 
     def _plan(self, section: int, random: np.random.Generator) -> None:
-        self._windows = np.arange(self._section_rows[section]) + section * _SECTION
+        before = int(self._section_rows[:section].sum())
+        self._windows = np.arange(self._section_rows[section]) + before
         if self.shuffle:
             random.shuffle(self._windows)
 
@@ -260,7 +272,11 @@ class Packed(_Drawn):
     """
 
     def _lay_out(self) -> None:
-        self._begins, self._counts = _sections(self.tokens, self.length)
+        head = _whole_sentences(self.tokens, self.first)
+        self._begins, self._counts = _sections(self.tokens, self.length, 0, head)
+        self._head_sections = len(self._begins)
+        begins, counts = _sections(self.tokens, self.length, head, len(self.tokens))
+        self._begins, self._counts = self._begins + begins, self._counts + counts
         # How many rows there are depends on the lengths alone, so it is the same every epoch.
         loads = [row_loads(counts, self.length) for counts in self._counts]
         self._section_rows = np.array([len(load) for load in loads])
@@ -316,12 +332,24 @@ class Packed(_Drawn):
         return _batch(tokens, lengths, restart, labels)
 
 
-def _sections(tokens: TokenArray, length: int) -> tuple[list[int], list[np.ndarray]]:
-    """Where each section begins, and how many of its pieces have each length."""
+def _whole_sentences(tokens: TokenArray, first: int) -> int:
+    """The tokens of the whole sentences among the first ones."""
+    for stop in range(min(first, len(tokens)), 0, -_CHUNK):
+        start = max(0, stop - _CHUNK)
+        ends = np.flatnonzero(tokens[start:stop] == tokens.eos_id)
+        if len(ends):
+            return start + int(ends[-1]) + 1
+    return 0
+
+
+def _sections(
+    tokens: TokenArray, length: int, begin: int, end: int
+) -> tuple[list[int], list[np.ndarray]]:
+    """Where each section of a stretch begins, and how many of its pieces have each length."""
     begins: list[int] = []
     counts: list[np.ndarray] = []
     room = 0
-    for starts, lengths in _pieces(tokens, 0, len(tokens), length):
+    for starts, lengths in _pieces(tokens, begin, end, length):
         while len(lengths):
             if not room:
                 begins.append(int(starts[0]))

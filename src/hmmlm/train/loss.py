@@ -13,6 +13,7 @@ from hmmlm.data.batches import Batch
 from hmmlm.hmm import HMM
 from hmmlm.inference import counts
 from hmmlm.inference.gradients import with_gradient
+from hmmlm.inference.joint import joint_log_prob
 from hmmlm.inference.kernels import count
 from hmmlm.ops.kernels import are_allowed
 from hmmlm.params.dropout import FreeKeeper, Keeper, check_rate, keep_states, make_keeper
@@ -68,8 +69,9 @@ class HmmLoss:
     `model` maps a subset of states (None for all) to an HMM on a `support`. With `carry`, row b of
     a batch goes on where row b of the batch before ended (unless it says restart), from the belief
     over the states that were kept then; no gradient flows into that belief. After `reset_id`
-    the chain starts afresh, without `reset_at_ends` only within a batch. All `ranks` keep the same
-    states; `state` is that of all their rows.
+    the chain starts afresh, without `reset_at_ends` only within a batch. With `joint`, labels of
+    batches are states: where all of a batch are known the loss is -log p(batch, states) / tokens,
+    over all states. All `ranks` keep the same states; `state` is that of all their rows.
     """
 
     def __init__(
@@ -81,11 +83,12 @@ class HmmLoss:
         carry: bool = False,
         reset_id: int | None = None,
         reset_at_ends: bool = True,
+        joint: bool = False,
         seed: int = 0,
         implementation: str = "auto",
         ranks: Ranks = ONE,
     ) -> None:
-        self.ranks = ranks
+        self.ranks, self.joint = ranks, joint
         self.model, self.support, self.carry, self.reset_id = model, support, carry, reset_id
         self.reset_at_ends = reset_at_ends
         self.dropout = dropout or Dropout()
@@ -99,6 +102,8 @@ class HmmLoss:
 
     def __call__(self, batch: Batch, done: float) -> Float[Tensor, ""]:
         """The loss of a batch when a share `done` of training is over."""
+        if self._is_known(batch):
+            return self._joint(batch)
         device = next(self.model.parameters()).device
         rate, belief = self.dropout.at(done), self._belief(batch)
         states = None
@@ -122,6 +127,28 @@ class HmmLoss:
             )
         return value
 
+    def _is_known(self, batch: Batch) -> bool:
+        """Whether all tokens of a batch come with their states."""
+        if not self.joint or batch.labels is None or not batch.num_tokens:
+            return False
+        inside = torch.arange(batch.tokens.shape[1]) < batch.lengths[:, None]
+        return bool((batch.labels[inside] >= 0).all())
+
+    def _joint(self, batch: Batch) -> Float[Tensor, ""]:
+        assert batch.labels is not None
+        device = next(self.model.parameters()).device
+        hmm = self.model()
+        with torch.autocast(device.type, enabled=False):
+            found = joint_log_prob(
+                hmm,
+                batch.tokens.to(device),
+                batch.labels.to(device),
+                lengths=batch.lengths.to(device),
+                restart=batch.restart.to(device),
+                reset_id=self.reset_id,
+            )
+        return -found.sum() / batch.num_tokens
+
     @property
     def can_widen(self) -> bool:
         """Whether `differentiate` knows messages in float64."""
@@ -130,7 +157,7 @@ class HmmLoss:
     def fit(self, batch: Batch, done: float) -> float | None:
         """The rate of dropout, if `differentiate` takes the batch; else None."""
         level = self.dropout.at(done)
-        if bool((batch.lengths < 1).any()):  # which the call refuses
+        if bool((batch.lengths < 1).any()) or self._is_known(batch):  # which are for the call
             return None
         if not self.carry:
             return level
