@@ -1,0 +1,116 @@
+"""Teachers: models that have something to say of every token of a text, in numbers."""
+
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hmmlm.errors import InputError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@runtime_checkable
+class Teacher(Protocol):
+    """`hidden` is what a model makes of each token, D numbers, after a cold start.
+
+    `name` tells it from others, `vocab_size` is how many ids it knows.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def hidden(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]: ...
+
+
+class HuggingFaceTeacher:
+    """A causal language model or an encoder of Hugging Face's, from a folder or the hub.
+
+    `layer` counts from the embeddings, 0, or from the last, -1, which comes after the final norm.
+    With `random` it has the architecture but weights drawn from a `seed`. A row begins with the
+    model's own first token, if it has one and `begins`. `gguf_file` is a file in the folder.
+    """
+
+    def __init__(
+        self,
+        source: str | Path,
+        *,
+        layer: int = -1,
+        dtype: str = "float32",
+        device: torch.device | str = "cpu",
+        random: bool = False,
+        seed: int = 0,
+        begins: bool = True,
+        gguf_file: str | None = None,
+    ) -> None:
+        if dtype not in DTYPES:
+            raise InputError(f"dtype is {dtype!r} but must be one of {', '.join(DTYPES)}.")
+        how: dict[str, Any] = {} if gguf_file is None else {"gguf_file": gguf_file}
+        self.source, self.layer, self.seed, self.random = str(source), layer, seed, random
+        self.dtype, self.model = dtype, _load(str(source), DTYPES[dtype], random, seed, how)
+        self.model = self.model.to(device).eval().requires_grad_(False)
+        config = self.model.config
+        layers = config.num_hidden_layers
+        if not -layers - 1 <= layer <= layers:
+            raise InputError(
+                f"layer is {layer} but {source} has {layers}: use 0 (embeddings) to {layers}, or "
+                f"-1 (the last) to {-layers - 1}."
+            )
+        self.first_id: int | None = getattr(config, "bos_token_id", None) if begins else None
+
+    @property
+    def name(self) -> str:
+        drawn = f", random {self.seed}" if self.random else ""
+        first = "" if self.first_id is None else f", after {self.first_id}"
+        return f"{self.source}, layer {self.layer}, {self.dtype}{drawn}{first}"
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.config.vocab_size
+
+    @torch.no_grad()
+    def hidden(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+        ids = tokens.to(self.model.device)
+        if self.first_id is not None:
+            ids = torch.nn.functional.pad(ids, (1, 0), value=self.first_id)
+        is_last = self.layer == -1
+        made = self.model(input_ids=ids, output_hidden_states=not is_last)
+        found = made.last_hidden_state if is_last else made.hidden_states[self.layer]
+        return found[:, -tokens.shape[1] :].float()
+
+
+def _load(source: str, dtype: torch.dtype, random: bool, seed: int, how: dict[str, Any]) -> Any:
+    """The model, or an error: never another one in its place."""
+    try:
+        from transformers import AutoConfig, AutoModel
+    except ImportError:
+        raise InputError(
+            f"The teacher {source} needs Hugging Face's transformers; pip install 'hmmlm[hf]'."
+        ) from None
+    try:
+        if not random:
+            return AutoModel.from_pretrained(source, dtype=dtype, **how)
+        config = AutoConfig.from_pretrained(source, **how)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return AutoModel.from_config(config, dtype=dtype)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(
+            f"The teacher {source} cannot be loaded: {said} Give a folder that transformers reads, "
+            f"or a name on the hub."
+        ) from error
+
+
+def check_teacher(teacher: Teacher, vocab_size: int) -> None:
+    """Refuses a teacher that does not know all ids of a text."""
+    if teacher.vocab_size < vocab_size:
+        raise InputError(
+            f"The teacher {teacher.name} knows {teacher.vocab_size:,} ids but the text has "
+            f"{vocab_size:,}; prepare the text with the teacher's own tokenizer (--tokenizer)."
+        )
