@@ -4,6 +4,7 @@ import dataclasses
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,7 +23,7 @@ from hmmlm.train.config import (
     make_config,
     validation_mode,
 )
-from hmmlm.train.labels import check_labels, share_states
+from hmmlm.train.labels import check_labels, check_states, share_states
 from hmmlm.train.memory import check_tables
 from hmmlm.train.sizes import with_sizes, with_start
 from hmmlm.train.tables import override, read_config
@@ -85,6 +86,10 @@ def test_a_file_and_changes_to_it(tmp_path):
         (
             {"data": {"layout": "streams"}, "train": {"optimiser": "gem"}},
             "layout is streams but optimiser gem counts each row of a batch as a text",
+        ),
+        (
+            {"data": {"layout": "streams", "states": "x"}},
+            "states are those of rows that start cold but layout is streams; use layout packed",
         ),
         ({"data": {"length": 0}}, "length is 0 but must be at least 1"),
         (
@@ -233,6 +238,10 @@ def test_the_recipes_of_em():
         ({"train": {"optimiser": 3}}, r"train\.optimiser is 3 but must be a text"),
         ({"train": {"pseudocount": 0.1}}, "pseudocount needs expected counts; use optimiser em"),
         ({"data": {"labels": "x"}}, "labels needs expected counts; use optimiser em or gem"),
+        (
+            {"data": {"states": "x"}, "train": {"optimiser": "gem"}},
+            "data.states are learnt by descent but optimiser is gem; use adamw or sgd, then polish",
+        ),
         ({"train": {"optimiser": "gem", "tie": "emit"}}, "tie is emit but only optimiser em ties"),
         ({"train": {"start": "x"}}, "the tables to begin with, so kind must be scalar, not lowr"),
         ({"model": {"kind": "scalar"}, "train": {"start": "x", "average": 0.5}}, "must be 0: log"),
@@ -337,6 +346,20 @@ def test_a_label_that_no_state_of_its_word_has():
     ):
         check_labels(blocks, share_states(4, 2), wrong, tokens, words)
     check_labels(Support.dense(5, 4), share_states(4, 2), wrong, tokens, words)
+
+
+def test_states_that_cannot_be_those_of_a_text():
+    words = Tokenizer.words({"a": 3, "b": 2, "c": 1})
+    tokens = TokenArray.from_ids([words.id(word) for word in "abcab"], eos_id=words.eos_id)
+    blocks = Support.from_clusters([0, 0, 0, 1, 1], 2)  # <unk> <eos> a | b c
+    check_states(blocks, np.array([0, 2, 3], dtype=np.uint16), tokens, words)
+    wrong = r"Token 2 is 'b', which cannot come from state 1 that data.states has .* 4 states"
+    with pytest.raises(InputError, match=wrong):
+        check_states(blocks, np.array([0, 1, 3], dtype=np.uint16), tokens, words)
+    with pytest.raises(InputError, match="There are states for 6 tokens but the text has 5; make"):
+        check_states(blocks, np.zeros(6, dtype=np.uint16), tokens, words)
+    with pytest.raises(InputError, match="Token 1 is 'a', which cannot come from state 9"):
+        check_states(Support.dense(5, 4), np.array([9], dtype=np.uint16), tokens, words)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import typer
 
 from hmmlm.cli.asking import evaluate, info, next_tokens, sample, score, tag
 from hmmlm.cli.clustering import cluster
+from hmmlm.cli.distilling import distill
 from hmmlm.cli.estimating import estimate
 from hmmlm.cli.making import prepare
 from hmmlm.cli.plotting import plot
@@ -26,6 +27,7 @@ app = typer.Typer(
 app.command()(prepare)
 app.command()(cluster)
 app.command()(train)
+app.command()(distill)
 app.command()(estimate)
 app.command()(sweep)
 app.command()(plot)

@@ -16,6 +16,7 @@ class Built(NamedTuple):
 
     `face` gives the model as it is evaluated, `keep` as it is kept, with facts for its config.
     `known` is what must be the same when a run goes on; `start` begins a new run in a folder.
+    `shown` are the states of the first tokens.
     """
 
     config: Any
@@ -28,6 +29,7 @@ class Built(NamedTuple):
     facts: dict[str, Any]
     labels: Any = None
     label_of_state: Any = None
+    shown: Any = None
     start: Callable[[Any], None] | None = None
 
 
@@ -65,11 +67,12 @@ def build_hmm(corpus: Any, config: Any, ranks: Any, indent: int, begun: Path | N
     import torch
 
     from hmmlm.baselines.ngram import Unigram
+    from hmmlm.distill.labels import read_states
     from hmmlm.evaluate import HmmLM
     from hmmlm.model import Model
     from hmmlm.params.scalar import Scalar
     from hmmlm.train.estimate import estimate as cost_of
-    from hmmlm.train.labels import check_labels, share_states
+    from hmmlm.train.labels import check_labels, check_states, share_states
     from hmmlm.train.memory import check_tables
     from hmmlm.train.sizes import with_sizes
 
@@ -82,13 +85,18 @@ def build_hmm(corpus: Any, config: Any, ranks: Any, indent: int, begun: Path | N
     ranks.agree({f"the content of {name}": found for name, found in known.items()})
     config, reason = with_sizes(config, len(tokens), words.vocab_size, len(tags))
     if start is None:
-        support, facts = ranks.once(_make_support, corpus, config, indent)
+        support, facts = ranks.once(make_support, corpus, config, indent)
     else:
         support, facts = start.support, {}
     if labels is not None:
         label_of_state = share_states(config.model.states, len(tags))
         check_labels(support, label_of_state, labels, tokens, words)
         facts["labels"] = {"tags": tags, "states_per_tag": config.model.states // len(tags)}
+    shown = None
+    if config.data.states:
+        shown, known["states"] = read_states(Path(config.data.states))
+        check_states(support, shown.states, tokens, words)
+        facts["states"] = shown.about
     if not config.learner.is_descent and (start is None or start.hmm is None):
         check_tables(support, device)
     cost = cost_of(
@@ -122,7 +130,7 @@ def build_hmm(corpus: Any, config: Any, ranks: Any, indent: int, begun: Path | N
     def begin(run: Any) -> None:
         run.keep_support(support, model.init_logits.dtype)
 
-    known["support"] = _digest(support.rows, support.row_of_word)
+    known["support"] = digest(support.rows, support.row_of_word)
     return Built(
         config=config,
         model=model,
@@ -134,11 +142,12 @@ def build_hmm(corpus: Any, config: Any, ranks: Any, indent: int, begun: Path | N
         facts=facts,
         labels=labels,
         label_of_state=label_of_state,
+        shown=shown,
         start=None if start is None else begin,
     )
 
 
-def _make_support(corpus: Any, config: Any, indent: int) -> tuple[Any, dict[str, Any]]:
+def make_support(corpus: Any, config: Any, indent: int) -> tuple[Any, dict[str, Any]]:
     """Which states may emit which word, and facts about it for the model's config."""
     from hmmlm.support import Support
 
@@ -163,7 +172,8 @@ def _make_support(corpus: Any, config: Any, indent: int) -> tuple[Any, dict[str,
     return support, {"blocks": blocks}
 
 
-def _digest(*tensors: Any) -> str:
+def digest(*tensors: Any) -> str:
+    """What tells tensors from others."""
     found = hashlib.sha256()
     for tensor in tensors:
         found.update(tensor.cpu().contiguous().numpy())
@@ -198,7 +208,7 @@ def _start(corpus: Any, config: Any, ranks: Any, begun: Path | None) -> tuple[An
     check_vocabulary(corpus, model.tokenizer)
     check_tables(model.hmm.support, ranks.device)
     hmm = model.hmm
-    start = _Start(hmm.support, hmm.dtype, _digest(*hmm.fields()), hmm)
+    start = _Start(hmm.support, hmm.dtype, digest(*hmm.fields()), hmm)
     return with_start(config, hmm), start
 
 

@@ -46,7 +46,10 @@ def fit(
         built = build_other(corpus, config, ranks, indent)
     config, model, labels = built.config, built.model, built.labels
     ranks.once(check_space, out, built.file_bytes)
-    batches = make_batches(config, tokens, None if labels is None else labels.ids, ranks)
+    marks, first = None if labels is None else labels.ids, 0
+    if built.shown is not None:
+        marks, first = built.shown.parallel(tokens), len(built.shown.states)
+    batches = make_batches(config, tokens, marks, ranks, first=first)
     learner = make_learner(
         config,
         model,

@@ -103,7 +103,11 @@ def find_again(config: Any, run: Path) -> None:
 def not_there(name: str, place: str, run: Path) -> InputError:
     """The error of a run that goes on without one of its files."""
     key = name.partition(".")[2]
-    option = {"corpus": "", "start": "--set train.start="}.get(key, f"--{key} ")
+    option = {
+        "corpus": "",
+        "start": "--set train.start=",
+        "states": "--set data.states=",
+    }.get(key, f"--{key} ")
     return InputError(
         f"{place}, which the run in {run} began with, is not there; if it has moved, go on with "
         f"hmmlm train --resume {quote(str(run))} {option}NEW-PLACE."

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Integer
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -56,7 +56,7 @@ class StateLabels(NamedTuple):
     A state that no token could be given has a centre of NaN.
     """
 
-    states: Int[np.ndarray, " N"]
+    states: Integer[np.ndarray, " N"]
     centres: Float[Tensor, "Z D"]
     about: dict[str, Any]
 

@@ -1,5 +1,6 @@
 """Teachers: models that have something to say of every token of a text, in numbers."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -26,6 +27,21 @@ class Teacher(Protocol):
     def vocab_size(self) -> int: ...
 
     def hidden(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]: ...
+
+
+@dataclass(frozen=True)
+class TeacherSettings:
+    """`teacher` is a folder or a name on Hugging Face's hub; the rest is of `HuggingFaceTeacher`.
+
+    A folder of a model of ours that has hidden states will do too: of it only `random` is asked.
+    """
+
+    teacher: str
+    layer: int = -1
+    dtype: str = "float32"
+    random: bool = False
+    begins: bool = True
+    gguf_file: str | None = None
 
 
 class HuggingFaceTeacher:

@@ -55,7 +55,14 @@ HMM_TRAIN = (
 
 LAYOUTS = ("packed", "streams", "windows")
 
-FILES = ("data.corpus", "data.text", "data.labels", "model.clusters", "train.start")
+FILES = (
+    "data.corpus",
+    "data.text",
+    "data.labels",
+    "data.states",
+    "model.clusters",
+    "train.start",
+)
 """The settings that are paths, from the current folder if they are not absolute."""
 
 
@@ -72,12 +79,14 @@ class DataSettings:
     carried as any other (Chiu & Rush's released code). With `vary_length` the slices of streams
     are cut anew each epoch, and the learning rate is in proportion to their length. `validation`
     is how validation text is read; if it is empty, as in training. `labels` is a file with what is
-    known of the words' states: `data.labels.read_labels`.
+    known of the words' states: `data.labels.read_labels`. `states` is a folder with a state for
+    each of the first tokens (`distill.labels`): training begins with those, and p(words, states).
     """
 
     corpus: str = ""
     text: str = ""
     labels: str = ""
+    states: str = ""
     batch_size: int = 16
     length: int = 64
     layout: str = "packed"
@@ -106,6 +115,11 @@ class DataSettings:
             raise InputError(
                 f"vary_length cuts streams anew but layout is {self.layout}; use layout streams, "
                 f"or leave vary_length out."
+            )
+        if self.states and self.layout == "streams":
+            raise InputError(
+                "states are those of rows that start cold but layout is streams; use layout packed "
+                "or windows."
             )
         if self.validation:
             parse_mode(self.validation)
@@ -288,7 +302,7 @@ def _other_config(
     own = [field.name for field in dataclasses.fields(module.Settings)]
     of_hmms = {field.name for field in dataclasses.fields(ModelSettings)} - {"kind", *own}
     of_beliefs = {"reset_at_ends"} if data.get("reset_at_ends") is False else set()
-    refused = {"data": {"labels", *of_beliefs}, "model": of_hmms, "train": set(HMM_TRAIN)}
+    refused = {"data": {"labels", "states", *of_beliefs}, "model": of_hmms, "train": set(HMM_TRAIN)}
     for table, given in (("data", data), ("model", model), ("train", train)):
         for key in sorted(refused[table] & given.keys()):
             drops = [f"model.{name}" for name in own if "drop" in name]
@@ -341,6 +355,11 @@ def _check_learner(config: Config) -> None:
                 raise InputError(
                     f"{setting} needs expected counts; use optimiser em or gem, or leave it out."
                 )
+    elif config.data.states:
+        raise InputError(
+            f"data.states are learnt by descent but optimiser is {name}; use adamw or sgd, then "
+            f"polish the tables with optimiser em and train.start."
+        )
     elif config.dropout.rate or config.dropout.last:
         raise InputError(
             f"dropout is {config.dropout.rate} but optimiser {name} counts on all states: it must "
@@ -386,13 +405,18 @@ def validation_mode(data: DataSettings) -> str:
 
 
 def make_batches(
-    config: Config, tokens: TokenArray, labels: TokenArray | None = None, ranks: Ranks = ONE
+    config: Config,
+    tokens: TokenArray,
+    labels: TokenArray | None = None,
+    ranks: Ranks = ONE,
+    *,
+    first: int = 0,
 ) -> Packed | Streams | Windows:
-    """The batches of a configuration, or this rank's rows of them."""
+    """The batches of a configuration, or this rank's rows of them; `first` is as of `Windows`."""
     size, length = config.data.batch_size, config.data.length
     share: dict[str, Any] = {"labels": labels, "rank": ranks.rank, "ranks": ranks.ranks}
     if config.data.layout == "streams":
         vary = config.data.vary_length
         return Streams(tokens, size, length, vary=vary, seed=config.seed, **share)
     layout = Packed if config.data.layout == "packed" else Windows
-    return layout(tokens, size, length, seed=config.seed, **share)
+    return layout(tokens, size, length, seed=config.seed, first=first, **share)

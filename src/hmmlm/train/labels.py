@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Integer
 from torch import Tensor
 
 from hmmlm.data.labels import Labels, labelled_words
@@ -45,4 +45,28 @@ def check_labels(
                 f"The word {word!r} has the label {tag!r} but may come from none of its {owned}; "
                 f"use model.blocks=0, so that every word may come from all states, or correct "
                 f"the label."
+            )
+
+
+def check_states(
+    support: Support, states: Integer[np.ndarray, " N"], tokens: TokenArray, tokenizer: Tokenizer
+) -> None:
+    """Refuses states that cannot be those of the first tokens. One pass over them."""
+    if len(states) > len(tokens):
+        raise InputError(
+            f"There are states for {len(states):,} tokens but the text has {len(tokens):,}; make "
+            f"them for this text."
+        )
+    for start in range(0, len(states), 1 << 16):
+        given = torch.from_numpy(states[start : start + (1 << 16)].astype(np.int64))
+        words = torch.from_numpy(np.asarray(tokens[start : start + len(given)]).astype(np.int64))
+        rows = support.rows[support.row_of_word[words]]
+        able = (rows == given[:, None]).any(1)
+        if not bool(able.all()):
+            bad = int((~able).nonzero()[0])
+            word = tokenizer.token(int(words[bad]))
+            raise InputError(
+                f"Token {start + bad + 1:,} is {word!r}, which cannot come from state "
+                f"{int(given[bad]):,} that data.states has for it; make states for this model, "
+                f"with {counted(support.num_states, 'state')} and the same blocks."
             )

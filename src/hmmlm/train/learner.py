@@ -39,6 +39,7 @@ def make_learner(
                 carry=carry,
                 reset_id=reset_id,
                 reset_at_ends=data.reset_at_ends,
+                joint=bool(data.states),
                 seed=config.seed,
                 ranks=ranks,
             )

@@ -1,0 +1,156 @@
+"""`hmmlm distill`: states of the first tokens from a teacher, and a training that begins there."""
+
+import json as json_format
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hmmlm.cli.building import digest, make_support
+from hmmlm.cli.fitting import fit
+from hmmlm.cli.output import Device, Json, pick_device, print_json, progress_bar, say
+from hmmlm.cli.texts import check_places, open_corpus
+from hmmlm.errors import InputError, counted
+from hmmlm.storage import refuse_existing
+
+
+def distill(
+    source: Annotated[Path, typer.Argument(help="A run.toml with one more table, distill.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The model folder to write; by default runs/NAME.")
+    ] = None,
+    set: Annotated[
+        list[str] | None,
+        typer.Option(help="A setting, such as distill.tokens=5000000.", metavar="K=V"),
+    ] = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Train a model that begins with what a teacher makes of the text.
+
+    The table says who the teacher is, and how what it makes of each token becomes a state. States
+    are kept in the corpus' folder, so that they are made once. Training begins with the tokens that
+    have one, and goes on with the others; hmmlm train --resume goes on after a stop.
+    """
+    from hmmlm.baselines.kinds import NEURAL
+    from hmmlm.distill.labels import LabelSettings
+    from hmmlm.distill.teachers import TeacherSettings
+    from hmmlm.train.config import make_config
+    from hmmlm.train.distributed import join
+    from hmmlm.train.sizes import with_sizes
+    from hmmlm.train.tables import override, read_config, take
+
+    tables = override(read_config(source), set or [])
+    asked = tables.pop("distill", {})
+    if not asked.get("teacher"):
+        raise InputError(
+            f"{source} does not say who the teacher is; add a table [distill] with teacher = "
+            f'"FOLDER", a model of Hugging Face\'s or one that hmmlm train --model decoder made.'
+        )
+    config = make_config(tables, NEURAL)
+    check_places(tables, source)
+    if not config.is_hmm or config.data.states or not config.data.corpus:
+        raise InputError(
+            f"distill makes the states for an HMM of a corpus; in {source} kind must be that of an "
+            f"HMM, data.corpus be given, and data.states not."
+        )
+    known = [TeacherSettings, LabelSettings]
+    mind = take(TeacherSettings, asked, "distill", known)
+    how = take(LabelSettings, {"length": config.data.length, **asked}, "distill", known)
+    with ExitStack() as stack:
+        ranks = stack.enter_context(join(pick_device(device)))
+        if ranks.ranks > 1:
+            raise InputError("distill is one process's work; start it without torchrun.")
+        corpus, name = open_corpus(config, stack)
+        folder = refuse_existing(out or Path("runs") / name)
+        size = corpus.tokenizer.vocab_size
+        sized, _ = with_sizes(config, len(corpus.split("train")), size)
+        support, _ = make_support(corpus, sized, 0)
+        teacher = _teacher(mind, how.seed, corpus, ranks.device)
+        states = _make_states(teacher, corpus, support, how, ranks.device)
+        tables.setdefault("data", {})["states"] = str(states)
+        result = fit(corpus, folder, make_config(tables, NEURAL), ranks=ranks)
+    say(f"{counted(result['steps'], 'step')} in {result['seconds']:.1f} s; wrote {folder}")
+    if json:
+        print_json({**result, "states": str(states)})
+
+
+def _make_states(teacher: Any, corpus: Any, support: Any, how: Any, device: str) -> Path:
+    """The folder of the states, which are made unless they are there."""
+    from hmmlm.distill.labels import find_states, identity, write_states
+
+    name = identity(teacher, corpus.identity(), support, how)
+    folder = corpus.folder / f"states-{name}"
+    if folder.exists():
+        say(f"states of {folder}, made before")
+        return folder
+    with progress_bar(f"Asking {teacher.name}", None):
+        found = find_states(teacher, corpus.split("train"), support, how, device=device)
+        write_states(folder, found, name)
+    say(f"{teacher.name}: states of {len(found.states):,} tokens, in {folder}")
+    return folder
+
+
+class _Ours:
+    """A network of ours as a teacher."""
+
+    def __init__(self, network: Any, name: str) -> None:
+        self.network, self.name = network, name
+
+    @property
+    def vocab_size(self) -> int:
+        return self.network.vocab_size
+
+    def hidden(self, tokens: Any) -> Any:
+        import torch
+
+        with torch.no_grad():
+            return self.network.hidden(tokens.to(self.network.device)).float()
+
+
+def _teacher(mind: Any, seed: int, corpus: Any, device: str) -> Any:
+    """The teacher that is asked for; one that cannot be had is an error."""
+    from hmmlm.distill.teachers import HuggingFaceTeacher
+
+    folder = Path(mind.teacher)
+    if not _is_ours(folder):
+        return HuggingFaceTeacher(
+            mind.teacher,
+            layer=mind.layer,
+            dtype=mind.dtype,
+            device=device,
+            random=mind.random,
+            seed=seed,
+            begins=mind.begins,
+            gguf_file=mind.gguf_file,
+        )
+    import torch
+
+    from hmmlm.data.shards import check_vocabulary
+    from hmmlm.neural_model import NeuralModel, load_model
+
+    model = load_model(folder, device=device)
+    if not isinstance(model, NeuralModel) or not hasattr(model.network, "hidden"):
+        raise InputError(
+            f"{folder} has no hidden states to learn from; train a teacher with hmmlm train "
+            f"--model decoder, or give a model of Hugging Face's."
+        )
+    check_vocabulary(corpus, model.tokenizer)
+    network, drawn = model.network, ""
+    if mind.random:
+        network = model.settings.build(
+            network.vocab_size,
+            start_id=network.start_id,
+            generator=torch.Generator().manual_seed(seed),
+        ).to(device)
+        drawn = f", random {seed}"
+    weights = digest(*network.state_dict().values())
+    return _Ours(network, f"{model.kind} {weights}{drawn}")
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        return "hmmlm_version" in json_format.loads((folder / "config.json").read_text())
+    except (OSError, ValueError, TypeError):
+        return False

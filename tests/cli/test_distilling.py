@@ -1,0 +1,153 @@
+"""`hmmlm distill`: from a teacher to a model, stopped and gone on with, and what it refuses."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commands import tree
+from hmmlm.data.batches import Windows
+
+RUN = """
+[data]
+corpus = "corpus"
+layout = "windows"
+length = 8
+batch_size = 4
+reset = false
+
+[model]
+kind = "lowrank"
+states = 6
+blocks = 0
+width = 4
+
+[train]
+epochs = 2
+dropout = 0.0
+
+[distill]
+teacher = "teacher"
+tokens = 200
+points = 100
+"""
+
+
+@pytest.fixture
+def ready(place, call):
+    """A run's file and a teacher."""
+    small = ["--set=model.width=8", "--set=model.context=4", "--epochs=1", "--batch-size=4"]
+    assert call("train", "corpus", "--model=decoder", "--out=teacher", *small).status == 0
+    Path("run.toml").write_text(RUN)
+    return call
+
+
+def steps(folder: str) -> list[dict]:
+    lines = Path(folder, "metrics.jsonl").read_text().splitlines()
+    return [{**json.loads(line), "tokens_per_second": 0} for line in lines]
+
+
+def test_states_are_made_once_and_learnt_from_first(ready) -> None:
+    answer = ready("distill", "run.toml", "--out=new", "--json")
+    assert answer.status == 0, answer.err
+    said = json.loads(answer.out.splitlines()[-1])
+    kept = Path(said["states"])
+    assert kept.parent == Path("corpus") and kept.name.startswith("states-")
+    states = np.load(kept / "states.npy")
+    assert len(states) == 200 and set(states.tolist()) == set(range(6))
+    config = json.loads(Path("new/config.json").read_text())
+    assert config["states"]["teacher"].startswith("decoder ")
+    assert config["training"]["data"]["states"] == str(kept)
+    # Six batches of words and states, which are less probable than words.
+    found = [step["loss"] for step in steps("new")]
+    assert min(found[:6]) > max(found[7:12])
+    before = (kept / "states.npy").stat().st_mtime_ns
+    answer = ready("distill", "run.toml", "--out=again")
+    assert "made before" in answer.err + answer.out
+    assert (kept / "states.npy").stat().st_mtime_ns == before
+    assert steps("again") == steps("new")
+    answer = ready("train", "run.toml", "--out=plain")
+    assert answer.err == "hmmlm: There is no table [distill]. Known are data, model, train.\n"
+    assert ready("distill", "run.toml", "--out=other", "--set=distill.random=true").status == 0
+    assert len(list(Path("corpus").glob("states-*"))) == 2
+
+
+@pytest.mark.parametrize("number", [3, 6, 7, 20])
+def test_a_training_goes_on_in_the_middle_of_either_phase(ready, number, monkeypatch) -> None:
+    assert ready("distill", "run.toml", "--out=whole").status == 0
+    plain, read = Windows._batch, 0
+
+    def count(self: Windows, epoch: int, index: int):
+        nonlocal read
+        read += 1
+        if read == number:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return plain(self, epoch, index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Windows, "_batch", count)
+        assert ready("distill", "run.toml", "--out=run").status == 128 + signal.SIGTERM
+    assert ready("train", "--resume=run").status == 0
+    assert steps("run") == steps("whole")
+    same = [Path(name, "model.safetensors").read_bytes() for name in ("whole", "run")]
+    assert same[0] == same[1]
+
+
+def test_a_run_goes_on_with_its_own_states_alone(ready, monkeypatch) -> None:
+    plain = Windows._batch
+
+    def stop(self: Windows, epoch: int, index: int):
+        if index == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return plain(self, epoch, index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Windows, "_batch", stop)
+        assert ready("distill", "run.toml", "--out=run").status == 128 + signal.SIGTERM
+    (kept,) = Path("corpus").glob("states-*")
+    kept.rename("moved")
+    answer = ready("train", "--resume=run")
+    assert answer.status == 2 and "--set data.states=NEW-PLACE" in answer.err
+    assert ready("train", "--resume=run", "--set=data.states=moved").status == 0
+
+
+def test_states_within_blocks(ready) -> None:
+    options = ["--set=model.states=12", "--set=model.blocks=4", "--set=data.layout=packed"]
+    assert ready("distill", "run.toml", "--out=new", *options, "--set=data.reset=true").status == 0
+    (kept,) = Path("corpus").glob("states-*")
+    # Another number of states, and the words are in other blocks.
+    other = ["--set=model.states=16", "--set=model.blocks=4", f"--set=data.states={kept}"]
+    Path("plain.toml").write_text(RUN.partition("[distill]")[0])
+    answer = ready("train", "plain.toml", "--out=no", *other)
+    assert answer.status == 2
+    assert (
+        "cannot come from state" in answer.err and "with 16 states and the same blo" in answer.err
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--set=distill.teacher="], "does not say who the teacher is; add a table [distill]"),
+        (["--set=distill.teacher=corpus"], "The teacher corpus cannot be loaded"),
+        (["--set=distill.teacher=model"], "model has no hidden states to learn from; train a te"),
+        (["--set=distill.token=5"], "There is no setting distill.token. Did you mean tokens?"),
+        (["--set=distill.tokens=0"], "tokens is 0 but must be at least 1"),
+        (["--set=model.kind=lstm"], "is a setting of HMMs but kind is lstm"),
+        (["--set=data.layout=streams"], None),
+        (["--set=data.states=x"], "data.corpus be given, and data.states not"),
+        (["--set=train.optimiser=em", "--set=model.kind=scalar"], None),
+    ],
+)
+def test_what_is_refused(ready, place, options, message) -> None:
+    if "--set=distill.teacher=corpus" in options:
+        pytest.importorskip("transformers")
+    before = tree(place)
+    answer = ready("distill", "run.toml", "--out=new", *options)
+    assert answer.status == 2 and answer.err.count("\n") == 1, answer.err
+    assert message is None or message in answer.err
+    after = {path for path in tree(place) if "states-" not in str(path)}
+    assert after == set(before)
