@@ -36,7 +36,7 @@ class LabelSettings:
     tokens: int = 10_000_000
     points: int = 2_000_000
     length: int = 64
-    batch_size: int = 64
+    batch_size: int = 256
     dim: int = 0
     iterations: int = 50
     start: str = "k-means++"
@@ -151,6 +151,7 @@ def _cluster(
             min(size, len(mine)),
             iterations=settings.iterations,
             start=settings.start,
+            precision="tf32" if torch.device(device).type == "cuda" else "float32",
             device=device,
             generator=generator,
         )
