@@ -151,3 +151,38 @@ def test_what_is_refused(ready, place, options, message) -> None:
     assert message is None or message in answer.err
     after = {path for path in tree(place) if "states-" not in str(path)}
     assert after == set(before)
+
+
+TRANSFER = ["--kind=transformer", "--states=6", "--blocks=0", "--set=model.width=8"]
+TRANSFER += ["--set=model.depth=4", "--set=model.heads=4", "--set=train.start=teacher"]
+
+
+def test_layers_of_a_decoder_are_where_a_transformer_of_states_begins(ready, monkeypatch) -> None:
+    from hmmlm.neural_model import load_model
+    from hmmlm.train.sgd import Sgd
+
+    seen = []
+    plain = Sgd.__init__
+
+    def look(self, model, *given, **how):
+        seen.append(model.networks["all"].state_dict()["blocks.3.read.weight"].clone())
+        plain(self, model, *given, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Sgd, "__init__", look)
+        answer = ready("train", "corpus", *TRANSFER, "--epochs=1", "--out=new")
+        assert answer.status == 0, answer.err
+    truth = load_model("teacher").network.body.state_dict()["blocks.3.read.weight"]
+    assert seen[0].equal(truth)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--set=model.depth=2"], "The model has width 8, depth 2, heads 4 but teacher has width"),
+        (["--set=train.start=model"], "model is no decoder, whose layers kind transformer could"),
+    ],
+)
+def test_layers_that_do_not_fit(ready, options, message) -> None:
+    answer = ready("train", "corpus", *TRANSFER, *options, "--out=new")
+    assert answer.status == 2 and message in answer.err and not Path("new").exists()

@@ -243,7 +243,14 @@ def test_the_recipes_of_em():
             "data.states are learnt by descent but optimiser is gem; use adamw or sgd, then polish",
         ),
         ({"train": {"optimiser": "gem", "tie": "emit"}}, "tie is emit but only optimiser em ties"),
-        ({"train": {"start": "x"}}, "the tables to begin with, so kind must be scalar, not lowr"),
+        (
+            {"train": {"start": "x"}},
+            "so kind must be scalar, or the layers of a decoder for kind transformer; it is lowr",
+        ),
+        (
+            {"model": {"kind": "transformer", "monolithic": False}, "train": {"start": "x"}},
+            "train.start gives one transformer its layers but monolithic is false; leave it out",
+        ),
         ({"model": {"kind": "scalar"}, "train": {"start": "x", "average": 0.5}}, "must be 0: log"),
     ],
 )

@@ -122,6 +122,8 @@ def build_hmm(corpus: Any, config: Any, ranks: Any, indent: int, begun: Path | N
         generator = torch.Generator().manual_seed(config.seed)
         frequency = ranks.once(lambda: Unigram(tokens, words.vocab_size).log_probs).exp().float()
         model = config.params.build(support, word_probs=frequency, generator=generator).to(device)
+        if config.learner.start:
+            known["start"] = _take_layers(model, config, begun)
 
     def keep(described: dict[str, Any]) -> Model:
         with torch.no_grad():
@@ -200,7 +202,7 @@ def _start(corpus: Any, config: Any, ranks: Any, begun: Path | None) -> tuple[An
     from hmmlm.train.sizes import with_start
 
     place = config.learner.start
-    if not place:
+    if not place or config.model.kind != "scalar":
         return config, None
     if begun is not None and not all(ranks.gather(Path(place).exists())):
         return config, ranks.once(_lost_start, begun, place)
@@ -220,3 +222,30 @@ def _lost_start(run: Path, place: str) -> _Start:
     if kept is None:
         raise not_there("train.start", place, run)
     return _Start(*kept, read_run(run)[0].get("start", ""))
+
+
+def _take_layers(model: Any, config: Any, begun: Path | None) -> str:
+    """Gives a transformer of states the layers of one of words; what tells them from others.
+
+    Where they are gone and a run goes on, its checkpoint has its own.
+    """
+    from hmmlm.neural_model import NeuralModel, load_model
+    from hmmlm.train.run import read_run
+
+    place, mine = config.learner.start, config.params
+    if begun is not None and not Path(place).exists():
+        return read_run(begun)[0].get("start", "")
+    found = load_model(place)
+    if not isinstance(found, NeuralModel) or found.kind != "decoder":
+        raise InputError(
+            f"{place} is no decoder, whose layers kind transformer could begin with; train one "
+            f"with hmmlm train --model decoder."
+        )
+    sizes = [(mine.width, mine.depth, mine.heads)]
+    sizes.append((found.settings.width, found.settings.depth, found.settings.heads))
+    if sizes[0] != sizes[1]:
+        named = ["width {:,}, depth {:,}, heads {:,}".format(*size) for size in sizes]
+        raise InputError(f"The model has {named[0]} but {place} has {named[1]}; set them so.")
+    weights = found.network.body.state_dict()
+    model.networks["all"].load_state_dict(weights)
+    return digest(*weights.values())

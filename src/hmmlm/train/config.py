@@ -174,7 +174,8 @@ class LearnerSettings:
     (AdamW towards them).
 
     `pseudocount` and `tie` are those of `em.Em`, `gradient_steps` that of `gem.GeneralisedEm`.
-    `start` is a model's folder whose tables training begins with.
+    `start` is a model's folder whose tables training begins with (kind scalar), or a decoder's,
+    whose layers do (kind transformer).
     """
 
     optimiser: str = "adamw"
@@ -342,9 +343,14 @@ def _check_learner(config: Config) -> None:
             f"optimiser em learns tables, so kind must be scalar, not {kind}; use optimiser gem, "
             f"or kind scalar with train.start, a trained model's folder, to polish its tables."
         )
-    if learner.start and kind != "scalar":
+    if learner.start and kind not in ("scalar", "transformer"):
         raise InputError(
-            f"train.start gives the tables to begin with, so kind must be scalar, not {kind}."
+            f"train.start gives the tables to begin with, so kind must be scalar, or the layers of "
+            f"a decoder for kind transformer; it is {kind}."
+        )
+    if learner.start and kind == "transformer" and not config.params.monolithic:
+        raise InputError(
+            "train.start gives one transformer its layers but monolithic is false; leave it out."
         )
     if learner.is_descent:
         for setting, ruled_out in (
@@ -384,7 +390,7 @@ def _check_learner(config: Config) -> None:
         raise InputError(f"plateau_threshold is {train.plateau_threshold} but must be at least 0.")
     if learner.tie != "none" and name != "em":
         raise InputError(f"tie is {learner.tie} but only optimiser em ties tables; use em.")
-    if train.average > 0 and (name == "em" or learner.start):
+    if train.average > 0 and (name == "em" or (learner.start and kind == "scalar")):
         raise InputError(
             f"average is {train.average} but must be 0: logits of probability zero have no average."
         )
