@@ -229,6 +229,7 @@ def _take_layers(model: Any, config: Any, begun: Path | None) -> str:
 
     Where they are gone and a run goes on, its checkpoint has its own.
     """
+    from hmmlm.baselines.decoder import DecoderLM
     from hmmlm.neural_model import NeuralModel, load_model
     from hmmlm.train.run import read_run
 
@@ -236,7 +237,8 @@ def _take_layers(model: Any, config: Any, begun: Path | None) -> str:
     if begun is not None and not Path(place).exists():
         return read_run(begun)[0].get("start", "")
     found = load_model(place)
-    if not isinstance(found, NeuralModel) or found.kind != "decoder":
+    network = found.network if isinstance(found, NeuralModel) else None
+    if not isinstance(found, NeuralModel) or not isinstance(network, DecoderLM):
         raise InputError(
             f"{place} is no decoder, whose layers kind transformer could begin with; train one "
             f"with hmmlm train --model decoder."
@@ -246,6 +248,6 @@ def _take_layers(model: Any, config: Any, begun: Path | None) -> str:
     if sizes[0] != sizes[1]:
         named = ["width {:,}, depth {:,}, heads {:,}".format(*size) for size in sizes]
         raise InputError(f"The model has {named[0]} but {place} has {named[1]}; set them so.")
-    weights = found.network.body.state_dict()
+    weights = network.body.state_dict()
     model.networks["all"].load_state_dict(weights)
     return digest(*weights.values())
