@@ -2,13 +2,14 @@
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from commands import tree
+from commands import Made, run_command, tree
 from hmmlm.data.batches import Windows
 
 RUN = """
@@ -36,11 +37,19 @@ points = 100
 """
 
 
-@pytest.fixture
-def ready(place, call):
-    """A run's file and a teacher."""
+@pytest.fixture(scope="module")
+def teacher(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("taught") / "teacher"
     small = ["--set=model.width=8", "--set=model.context=4", "--epochs=1", "--batch-size=4"]
-    assert call("train", "corpus", "--model=decoder", "--out=teacher", *small).status == 0
+    words = ["train", made.folder / "corpus", "--model=decoder", f"--out={folder}", *small]
+    assert run_command(*words, cwd=made.folder).status == 0
+    return folder
+
+
+@pytest.fixture
+def ready(place, call, teacher):
+    """A run's file and a teacher."""
+    shutil.copytree(teacher, "teacher")
     Path("run.toml").write_text(RUN)
     return call
 
