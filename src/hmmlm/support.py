@@ -71,6 +71,11 @@ class Support:
         """The states that may emit each word, padded with -1."""
         return self.rows[self.row_of_word[words]]
 
+    def slots_of(self, words: Int[Tensor, "..."], states: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+        """Where each state stands among those of its word; -1 if it may not emit it."""
+        is_here = self.states_of(words) == states[..., None]
+        return torch.where(is_here.any(-1), is_here.int().argmax(-1), -1)
+
     @cached_property
     def word_keys(self) -> Int[Tensor, " V"]:
         """A number for each word that orders words by row first: V row + word."""

@@ -95,16 +95,16 @@ def test_labels_lie_along_the_text() -> None:
 def test_a_folder_keeps_them(tmp_path: Path) -> None:
     support, tokens = Support.dense(6, 4), text()
     found = find_states(Groups(), tokens, support, SMALL)
-    name = identity(Groups(), {"hash": "x"}, support, SMALL)
+    name = identity(Groups(), {"hash": "x"}, "dense", SMALL)
     write_states(tmp_path / "kept", found, name)
     held, known = read_states(tmp_path / "kept")
     assert known == name and held.about == found.about
     assert np.array_equal(held.states, found.states)
     torch.testing.assert_close(held.centres, found.centres)
     others = [
-        identity(Groups(), {"hash": "y"}, support, SMALL),
-        identity(Groups(), {"hash": "x"}, Support.dense(6, 5), SMALL),
-        identity(Groups(), {"hash": "x"}, support, replace(SMALL, seed=1)),
+        identity(Groups(), {"hash": "y"}, "dense", SMALL),
+        identity(Groups(), {"hash": "x"}, "blocks", SMALL),
+        identity(Groups(), {"hash": "x"}, "dense", replace(SMALL, seed=1)),
     ]
     assert len({name, *others}) == 4
 

@@ -36,9 +36,9 @@ def score(hmm: HMM, states: np.ndarray, tokens: TokenArray, length: int, reset: 
 @pytest.mark.parametrize("support", [DENSE, BLOCKS], ids=["dense", "blocks"])
 @pytest.mark.parametrize("length", [8, 120])
 @pytest.mark.parametrize("reset", [False, True])
-@pytest.mark.parametrize("chunk", [1 << 22, 7])
-def test_no_other_tables_make_them_more_probable(support, length, reset, chunk, monkeypatch):
-    monkeypatch.setattr(tables, "CHUNK", chunk)
+@pytest.mark.parametrize("cells", [1 << 24, 21])
+def test_no_other_tables_make_them_more_probable(support, length, reset, cells, monkeypatch):
+    monkeypatch.setattr(tables, "CELLS", cells)
     states, tokens = draw(support)
     best = count_tables(states, tokens, support, length=length, reset=reset, pseudocount=1e-9)
     best = best.to(dtype=torch.float64).validate()

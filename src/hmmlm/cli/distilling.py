@@ -80,7 +80,8 @@ def _make_states(teacher: Any, corpus: Any, support: Any, how: Any, device: str)
     """The folder of the states, which are made unless they are there."""
     from hmmlm.distill.labels import find_states, identity, write_states
 
-    name = identity(teacher, corpus.identity(), support, how)
+    rows = digest(support.rows, support.row_of_word)
+    name = identity(teacher, corpus.identity(), rows, how)
     folder = corpus.folder / f"states-{name}"
     if folder.exists():
         say(f"states of {folder}, made before")

@@ -185,12 +185,13 @@ def _by_state(centres: dict[int, Tensor], support: Support) -> Float[Tensor, "Z 
 
 
 def identity(
-    teacher: Teacher, corpus: dict[str, Any], support: Support, settings: LabelSettings
+    teacher: Teacher, corpus: dict[str, Any], support: str, settings: LabelSettings
 ) -> str:
-    """What tells labels from others: whose they are, of which text, and how they were made."""
-    rows = hashlib.sha256(support.rows.cpu().numpy().tobytes())
-    rows.update(support.row_of_word.cpu().numpy().tobytes())
-    said = [FORMAT, teacher.name, corpus, rows.hexdigest(), asdict(settings)]
+    """What tells labels from others: whose they are, of which text, and how they were made.
+
+    `support` is what tells the map from words to states from others.
+    """
+    said = [FORMAT, teacher.name, corpus, support, asdict(settings)]
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
 

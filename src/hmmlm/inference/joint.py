@@ -58,6 +58,5 @@ def _emissions(
     """log p(word | state)."""
     if hmm.support.is_dense:
         return hmm.log_emit[words, states]
-    is_here = hmm.support.states_of(words) == states[:, :, None]  # (B, T, K)
-    found = hmm.log_emit[words, is_here.int().argmax(2)]
-    return torch.where(is_here.any(2), found, -torch.inf)
+    slots = hmm.support.slots_of(words, states)
+    return torch.where(slots >= 0, hmm.log_emit[words, slots.clamp(min=0)], -torch.inf)

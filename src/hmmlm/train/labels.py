@@ -60,8 +60,7 @@ def check_states(
     for start in range(0, len(states), 1 << 16):
         given = torch.from_numpy(states[start : start + (1 << 16)].astype(np.int64))
         words = torch.from_numpy(np.asarray(tokens[start : start + len(given)]).astype(np.int64))
-        rows = support.rows[support.row_of_word[words]]
-        able = (rows == given[:, None]).any(1)
+        able = support.slots_of(words, given) >= 0
         if not bool(able.all()):
             bad = int((~able).nonzero()[0])
             word = tokenizer.token(int(words[bad]))
