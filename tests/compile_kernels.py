@@ -125,7 +125,7 @@ def main() -> int:
             if slots <= 256:
                 counts(support, Dense(torch.zeros(states, states), narrow), wide)
     support = Support.uniform(9, 300, 128, torch.Generator())
-    for dtype in (torch.float32, torch.float64):
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
         logits = torch.zeros(9, 128, dtype=dtype, requires_grad=True)
         made = cells_kernel.LogSoftmax.apply(logits, support.rows, *support.cells_by_state)
         made.sum().backward()

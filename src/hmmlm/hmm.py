@@ -231,7 +231,8 @@ class HMM:
                 extra = extra[~torch.isin(extra, states)]
             sources = torch.cat([states, extra])
         if isinstance(self.transitions, Dense):
-            table = self.transitions.log_trans[sources][:, states]
+            # The gradient of `table[sources][:, states]` would sort every cell it came from.
+            table = self.transitions.log_trans.index_select(0, sources).index_select(1, states)
             transitions = Dense(_renormalise(table))
         else:
             left, right = self.transitions.left[sources], self.transitions.right[states]

@@ -114,7 +114,7 @@ def test_emissions_of_blocks(blocks: list[int], width: int, operand: Operand) ->
         agree(one, other, operand)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", ["blocks", "overlapping", "ragged"])
 def test_emissions_of_cells(shape: str, dtype: torch.dtype) -> None:
     """Of a state with more cells than are read at a time, and of one with a single cell."""
@@ -130,14 +130,15 @@ def test_emissions_of_cells(shape: str, dtype: torch.dtype) -> None:
     truth = logits.double().requires_grad_()
     table = emission_table(truth, support).masked_fill(padding, 0.0)
     (expected,) = torch.autograd.grad(table, truth, grad.double())
+    rounded = BF16 if dtype == torch.bfloat16 else FLOAT32
     (part,) = leaves(logits.to(dtype))
     cells = [part.to(DEVICE) for part in support.cells_by_state]
     states = support.rows[support.row_of_word].to(DEVICE)
     ours = cells_kernel.LogSoftmax.apply(part, states, *cells)
     assert bool((torch.isneginf(ours).cpu() == padding).all())
-    agree(ours.masked_fill(padding.to(DEVICE), 0.0), table.detach(), FLOAT32)
+    agree(ours.masked_fill(padding.to(DEVICE), 0.0), table.detach(), rounded)
     (made,) = torch.autograd.grad(ours, part, grad.to(DEVICE, dtype))
-    agree(made, expected, FLOAT32)
+    agree(made, expected, rounded)
 
 
 @pytest.mark.parametrize("size", [(1, 1, 1), (37, 19, 5), (200, 33, 32)])

@@ -1,6 +1,6 @@
 """The softmax over each state's cells, wherever in a table they stand, as Triton kernels.
 
-Sums are made in a fixed order, without atomics.
+Sums are made in a fixed order, without atomics, of float32 or wider numbers.
 """
 
 from typing import Any
@@ -26,10 +26,10 @@ def _some(values, order, start, stop, other, SOME: tl.constexpr):
 def _log_sum(values, order, offsets, sums, SOME: tl.constexpr):
     state = tl.program_id(0)
     start, stop = tl.load(offsets + state), tl.load(offsets + state + 1)
-    most = tl.full([SOME], float("-inf"), values.dtype.element_ty)
-    total = tl.zeros([SOME], values.dtype.element_ty)
+    most = tl.full([SOME], float("-inf"), sums.dtype.element_ty)
+    total = tl.zeros([SOME], sums.dtype.element_ty)
     for first in range(start, stop, SOME):
-        value = _some(values, order, first, stop, float("-inf"), SOME)
+        value = _some(values, order, first, stop, float("-inf"), SOME).to(sums.dtype.element_ty)
         higher = tl.maximum(most, value)
         level = tl.where(higher == float("-inf"), 0.0, higher)
         total = total * tl.exp(most - level) + tl.exp(value - level)
@@ -45,9 +45,9 @@ def _log_sum(values, order, offsets, sums, SOME: tl.constexpr):
 def _sum(values, order, offsets, sums, SOME: tl.constexpr):
     state = tl.program_id(0)
     start, stop = tl.load(offsets + state), tl.load(offsets + state + 1)
-    total = tl.zeros([SOME], values.dtype.element_ty)
+    total = tl.zeros([SOME], sums.dtype.element_ty)
     for first in range(start, stop, SOME):
-        total += _some(values, order, first, stop, 0.0, SOME)
+        total += _some(values, order, first, stop, 0.0, SOME).to(sums.dtype.element_ty)
     tl.store(sums + state, tl.sum(total, 0))
 
 
@@ -61,7 +61,7 @@ class LogSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, states: Tensor, order: Tensor, offsets: Tensor) -> Tensor:
         norms = _by_state(_log_sum, logits, order, offsets)
-        table = logits - norms[states.clamp(min=0)]
+        table = (logits - norms[states.clamp(min=0)]).to(logits.dtype)
         table = table.masked_fill_(states < 0, -torch.inf)
         ctx.save_for_backward(table, states, order, offsets)
         return table
@@ -72,10 +72,12 @@ class LogSoftmax(torch.autograd.Function):
         table, states, order, offsets = ctx.saved_tensors
         totals = _by_state(_sum, grad_outputs[0], order, offsets)
         change = grad_outputs[0] - table.exp() * totals[states.clamp(min=0)]
+        change = change.to(table.dtype)
         return change.masked_fill_(states < 0, 0.0), None, None, None
 
 
 def _by_state(kernel: Any, values: Tensor, order: Tensor, offsets: Tensor) -> Tensor:
-    sums = torch.empty(len(offsets) - 1, dtype=values.dtype, device=values.device)
+    wide = torch.promote_types(values.dtype, torch.float32)
+    sums = torch.empty(len(offsets) - 1, dtype=wide, device=values.device)
     kernel[(len(sums),)](values.contiguous(), order, offsets, sums, SOME=SOME, num_warps=1)
     return sums
