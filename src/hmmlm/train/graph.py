@@ -297,6 +297,9 @@ class Replay:
                 self.answer = run(self.given)
         finally:  # which a capture that breaks does not leave by itself
             torch.cuda.set_stream(before)
+        # The capture has set the generator's numbers on its own stream: on a busy device they
+        # could arrive after those of the first replay, which would then draw other states.
+        torch.cuda.synchronize(generator.device)
 
     def __call__(self, given: Tensor) -> Tensor:
         self.given.copy_(given, non_blocking=True)
