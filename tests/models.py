@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from hmmlm.hmm import HMM, log_sum_by_state
+from hmmlm.hmm import HMM, emission_table
 from hmmlm.support import Support
 from hmmlm.transitions import Dense, Factored
 
@@ -47,8 +47,5 @@ def make_hmm(
         table = Dense(torch.log_softmax(noise(states, states), -1))
     else:
         table = Factored.normalise(noise(states, 2), noise(states, 2))
-    ids = support.rows[support.row_of_word]
-    logits = noise(support.vocab_size, support.width).masked_fill(ids < 0, -torch.inf)
-    norm = log_sum_by_state(logits, support)
-    emit = torch.where(ids >= 0, logits - norm[ids.clamp(min=0)], -torch.inf)
+    emit = emission_table(noise(support.vocab_size, support.width), support)
     return HMM(torch.log_softmax(noise(states), 0), table, emit, support).validate().to(dtype=dtype)

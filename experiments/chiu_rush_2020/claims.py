@@ -140,7 +140,7 @@ def _neural(key: str) -> Check:
     def check(found: Found) -> tuple[bool, str]:
         neural, scalar = (found.get("table2", row) for row in ("VL-HMM 2^14", "- neural param"))
         ours, theirs = neural[key], scalar[key]
-        told = f"neural {ours:,.5g}, scalar {theirs:,.5g}"
+        told = f"neural {_written(ours)}, scalar {_written(theirs)}"
         if key == "val":
             return ours < theirs, told
         if key == "train":
@@ -148,6 +148,11 @@ def _neural(key: str) -> Check:
         return theirs >= 20 * ours, f"{told}: {theirs / ours:.0f} times"
 
     return check
+
+
+def _written(value: float) -> str:
+    """A count in full; a perplexity or milliseconds with two digits after the point."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
 
 
 def _dropout(found: Found) -> tuple[bool, str]:
@@ -190,7 +195,7 @@ def _factored(key: str) -> Check:
         names = (f"{name}, M = 128" for name in ("independent", "+ block emb"))
         lines = [found.get("table4", name) for name in names]
         alone, parts = (line[key] for line in lines)
-        told = f"independent {alone:,.5g}, factored {parts:,.5g}"
+        told = f"independent {_written(alone)}, factored {_written(parts)}"
         if key == "val":
             return alone < parts <= 1.03 * alone, told
         if key == "parameters":

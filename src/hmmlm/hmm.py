@@ -265,9 +265,13 @@ class HMM:
 
 
 def emission_table(logits: Float[Tensor, "V K"], support: Support) -> Float[Tensor, "V K"]:
-    """log p(x | z) by word, from logits; normalised over each state's words, -inf in padding."""
+    """log p(x | z) by word, from logits; normalised over each state's words, -inf in padding.
+
+    A state's largest logit is subtracted first: what is left is small and has its digits.
+    """
     if support.is_dense:
-        return logits - log_sum_by_state(logits, support)
+        logits = logits - logits.detach().amax(0)
+        return logits - torch.logsumexp(logits, 0)
     ids = support.rows[support.row_of_word]  # (V, K)
     if why_not(logits.device) is None:
         from hmmlm.ops.emission.cells_kernel import LogSoftmax
@@ -275,22 +279,22 @@ def emission_table(logits: Float[Tensor, "V K"], support: Support) -> Float[Tens
         return LogSoftmax.apply(logits, ids, *support.cells_by_state)
     # Padding goes into no state's sum; its logits stay finite until the end, for the gradient.
     logits = logits.masked_fill(ids < 0, 0.0)
-    norm = log_sum_by_state(logits, support)
-    return torch.where(ids >= 0, logits - norm[ids.clamp(min=0)], -torch.inf)
+    most, norm = _log_sums_by_state(logits, ids, support.num_states)
+    ids, is_padding = ids.clamp(min=0), ids < 0
+    return (logits - most[ids] - norm[ids]).masked_fill(is_padding, -torch.inf)
 
 
-def log_sum_by_state(log_values: Float[Tensor, "V K"], support: Support) -> Float[Tensor, " Z"]:
-    """logsumexp over the words of each state: the normaliser of emissions stored by word."""
-    if support.is_dense:
-        return torch.logsumexp(log_values, 0)
-    ids = support.rows[support.row_of_word]  # (V, K)
-    index = ids.masked_fill(ids < 0, support.num_states).flatten()
-    values = log_values.flatten()
-    most = values.new_full((support.num_states + 1,), -torch.inf)
+def _log_sums_by_state(
+    values: Float[Tensor, "V K"], ids: Int[Tensor, "V K"], num_states: int
+) -> tuple[Float[Tensor, " Z"], Float[Tensor, " Z"]]:
+    """Of each state's cells the largest value, and logsumexp of the values less that."""
+    index = ids.masked_fill(ids < 0, num_states).flatten()
+    values = values.flatten()
+    most = values.new_full((num_states + 1,), -torch.inf)
     most = most.scatter_reduce(0, index, values.detach(), "amax")
     most = torch.where(torch.isfinite(most), most, 0.0)
     sums = torch.zeros_like(most).index_add(0, index, (values - most[index]).exp())
-    return sums[:-1].log() + most[:-1]  # the spare cell's log(0) would spoil the gradient
+    return most[:-1], sums[:-1].log()  # the spare cell's log(0) would spoil the gradient
 
 
 def _renormalise(log_probs: Float[Tensor, "*rows Z"]) -> Float[Tensor, "*rows Z"]:

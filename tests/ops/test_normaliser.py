@@ -5,6 +5,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hmmlm.ops.normaliser import log_normaliser
+from hmmlm.transitions import Factored
 
 
 class Largest(TorchDispatchMode):
@@ -27,3 +28,16 @@ def test_probabilities_are_kept_for_a_gradient_only():
     with torch.no_grad(), Largest() as found:
         log_normaliser(left, right)
     assert found.numbers == 1 << 18
+
+
+def test_rows_of_large_logits_sum_to_one_where_they_are_asked():
+    generator = torch.Generator().manual_seed(0)
+    left, right = (3 * torch.randn(200, 256, generator=generator) for _ in range(2))
+    right += 3
+    with torch.no_grad():
+        norms = log_normaliser(left, right)
+    assert norms.dtype == torch.float32 and norms.abs().max() > 500
+    assert Factored(left, right, norms).row_error(torch.arange(200)) < 1e-4
+    learnt = log_normaliser(left.requires_grad_(), right)
+    learnt = learnt.detach()
+    assert Factored(left.detach(), right, learnt).row_error(torch.arange(200)) > 1e-4

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hmmlm.hmm import HMM, log_sum_by_state
+from hmmlm.hmm import HMM, emission_table
 from hmmlm.support import Support
 from hmmlm.transitions import Dense, Factored
 from models import SUPPORTS, TRANSITIONS, make_hmm
@@ -112,8 +112,20 @@ def test_to_moves_and_casts_every_field() -> None:
 def test_gradient_of_the_emission_normaliser_has_no_nan_in_padding() -> None:
     support = Support.ragged([[0, 1], [1]], 2)
     logits = torch.tensor([[0.3, 0.1], [0.5, -torch.inf]], requires_grad=True)
-    log_sum_by_state(logits, support).sum().backward()
+    table = emission_table(logits, support)
+    assert torch.isneginf(table[1, 1])
+    table.masked_fill(torch.isneginf(table), 0.0).sum().backward()
     assert logits.grad is not None and not torch.isnan(logits.grad).any()
+
+
+@pytest.mark.parametrize("support", [Support.dense(50, 4), Support.from_clusters([0, 1] * 25, 2)])
+def test_emissions_of_large_logits_sum_to_one(support: Support) -> None:
+    noise = torch.randn(50, support.width, generator=torch.Generator().manual_seed(0))
+    ids = support.rows[support.row_of_word]
+    table = emission_table(20_000 + noise, support).double().exp()
+    sums = torch.zeros(support.num_states, dtype=torch.float64)
+    sums.index_add_(0, ids.flatten(), table.flatten())
+    assert (sums - 1).abs().max() < 1e-6
 
 
 def test_restrict_leaves_impossible_what_has_nothing_left() -> None:

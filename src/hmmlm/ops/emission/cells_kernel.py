@@ -24,6 +24,7 @@ def _some(values, order, start, stop, other, SOME: tl.constexpr):
 
 @triton.jit
 def _log_sum(values, order, offsets, sums, SOME: tl.constexpr):
+    """The largest value of a state, and the logarithm of the sum of what the others are of it."""
     state = tl.program_id(0)
     start, stop = tl.load(offsets + state), tl.load(offsets + state + 1)
     most = tl.full([SOME], float("-inf"), sums.dtype.element_ty)
@@ -37,8 +38,9 @@ def _log_sum(values, order, offsets, sums, SOME: tl.constexpr):
     highest = tl.max(most, 0)
     level = tl.where(highest == float("-inf"), 0.0, highest)
     total = tl.sum(total * tl.exp(most - level), 0)
-    found = tl.where(total > 0, tl.log(tl.where(total > 0, total, 1.0)) + level, float("-inf"))
-    tl.store(sums + state, found)
+    found = tl.where(total > 0, tl.log(tl.where(total > 0, total, 1.0)), float("-inf"))
+    tl.store(sums + 2 * state, level)
+    tl.store(sums + 2 * state + 1, found)
 
 
 @triton.jit
@@ -60,8 +62,10 @@ class LogSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, states: Tensor, order: Tensor, offsets: Tensor) -> Tensor:
-        norms = _by_state(_log_sum, logits, order, offsets)
-        table = (logits - norms[states.clamp(min=0)]).to(logits.dtype)
+        ids = states.clamp(min=0)
+        most, norms = _by_state(_log_sum, logits, order, offsets, 2).unbind(1)
+        # The largest first: what is left is small and has its digits, however large logits are.
+        table = (logits - most[ids] - norms[ids]).to(logits.dtype)
         table = table.masked_fill_(states < 0, -torch.inf)
         ctx.save_for_backward(table, states, order, offsets)
         return table
@@ -70,14 +74,15 @@ class LogSoftmax(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         table, states, order, offsets = ctx.saved_tensors
-        totals = _by_state(_sum, grad_outputs[0], order, offsets)
+        totals = _by_state(_sum, grad_outputs[0], order, offsets, 1)[:, 0]
         change = grad_outputs[0] - table.exp() * totals[states.clamp(min=0)]
         change = change.to(table.dtype)
         return change.masked_fill_(states < 0, 0.0), None, None, None
 
 
-def _by_state(kernel: Any, values: Tensor, order: Tensor, offsets: Tensor) -> Tensor:
+def _by_state(kernel: Any, values: Tensor, order: Tensor, offsets: Tensor, number: int) -> Tensor:
+    """So many numbers of each state, (Z, number)."""
     wide = torch.promote_types(values.dtype, torch.float32)
-    sums = torch.empty(len(offsets) - 1, dtype=wide, device=values.device)
+    sums = torch.empty(len(offsets) - 1, number, dtype=wide, device=values.device)
     kernel[(len(sums),)](values.contiguous(), order, offsets, sums, SOME=SOME, num_warps=1)
     return sums

@@ -35,13 +35,18 @@ def log_normaliser(
 ) -> Float[Tensor, " S"]:
     """log sum_j exp(left_i . right_j) for every i.
 
-    `operand` is what the factors were rounded to, if they were: kernels make products in it.
+    `operand` is what the factors were rounded to, if they were: kernels make products in it. Where
+    nothing is to be learnt from it and factors are not rounded, products are summed in float64:
+    questions sum them in other orders, and rows must add up to one whatever these are.
     O(S Z H) time, and a fixed number of cells of the product at a time (S x Z up to `KEPT`).
     """
-    if not torch.is_grad_enabled():  # which a function does not see
+    is_asked = not torch.is_grad_enabled()
+    if is_asked:  # which a function does not see
         left, right = left.detach(), right.detach()
     if implementation == "auto":
         implementation, _ = choose(left.device, operand)
+        if is_asked and operand == FLOAT32:
+            return plain.LogNormaliser.apply(left.double(), right.double()).to(left.dtype)
     if implementation not in ("plain", "kernel"):
         raise InputError(f"implementation is {implementation!r} but must be auto, plain or kernel.")
     if implementation == "plain":
