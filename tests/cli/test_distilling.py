@@ -84,6 +84,36 @@ def test_states_are_made_once_and_learnt_from_first(ready) -> None:
     assert len(list(Path("corpus").glob("states-*"))) == 2
 
 
+def test_the_first_tokens_alone(ready) -> None:
+    assert ready("distill", "run.toml", "--out=whole").status == 0
+    (kept,) = Path("corpus").glob("states-*")
+    Path("plain.toml").write_text(RUN.partition("[distill]")[0])
+    told = ["train", "plain.toml", f"--set=data.states={kept}"]
+    assert ready(*told, "--out=same").status == 0
+    assert steps("same") == steps("whole")
+    # 4 rows of 8 tokens make a batch: 3 batches with states instead of 6, of 10 instead of all.
+    assert ready(*told, "--out=part", "--set=data.shown=96", "--set=data.tokens=320").status == 0
+    assert [step["steps"] for step in steps("part")[:1]] == [20]
+    found = [step["loss"] for step in steps("part")]
+    assert min(found[:3]) > max(found[4:10])
+    assert ready(*told, "--out=few", "--set=data.tokens=64").status == 0
+    assert [step["steps"] for step in steps("few")[:1]] == [4]
+    # A teacher that has read less than was asked for is another one's work.
+    assert ready("distill", "run.toml", "--out=less", "--set=data.tokens=64").status == 0
+    sizes = {len(np.load(path / "states.npy")) for path in Path("corpus").glob("states-*")}
+    assert sizes == {64, 200}
+    for change, message in (
+        ("data.shown=201", "data.shown is 201 but"),
+        ("data.shown=-1", "shown is -1 but must be at least 0"),
+        ("data.tokens=-1", "tokens is -1 but must be at least 0"),
+        ("data.tokens=10000000", "The first 10,000,000 tokens were asked for but there are"),
+    ):
+        answer = ready(*told, "--out=no", f"--set={change}")
+        assert answer.status == 2 and message in answer.err
+    answer = ready("train", "plain.toml", "--out=no", "--set=data.shown=5")
+    assert answer.status == 2 and "there are no states to show; give data.states" in answer.err
+
+
 @pytest.mark.parametrize("number", [3, 6, 7, 20])
 def test_a_training_goes_on_in_the_middle_of_either_phase(ready, number, monkeypatch) -> None:
     assert ready("distill", "run.toml", "--out=whole").status == 0

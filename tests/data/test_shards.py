@@ -69,6 +69,10 @@ def test_several_shards_are_the_same_text_as_one(shard_tokens, tmp_path, monkeyp
             assert tokens[a:b].tolist() == plain[a:b]
     assert [tokens[i] for i in range(-14, 14)] == plain + plain
     assert tokens.sentence_offsets().tolist() == [0, 4, 5, 9]
+    for number in range(1, 15):
+        head = tokens.head(number)
+        assert len(head) == number and head[:].tolist() == plain[:number]
+        assert head[-1] == plain[number - 1] and len(tokens[:]) == 14
 
 
 def test_long_text_is_written_in_stretches(tmp_path):
@@ -221,6 +225,19 @@ def test_bad_arguments_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"^shard_tokens is 0 but must be at least 1\.$"):
         write(tmp_path / "c", shard_tokens=0)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_head_of_a_corpus(tmp_path):
+    write(tmp_path / "c")
+    corpus = Corpus.open(tmp_path / "c")
+    head = corpus.head(5)
+    assert head.split("train")[:].tolist() == plain_ids(TRAIN)[:5]
+    assert head.split("valid")[:].tolist() == plain_ids(VALID)
+    assert head.splits == {**corpus.splits, "train": {"tokens": 5}}
+    assert head.identity() == corpus.identity() and len(corpus.split("train")) == 14
+    for number in (0, 15):
+        with pytest.raises(InputError, match=f"first {number} tokens were asked for .* are 14"):
+            corpus.head(number)
 
 
 def test_missing_split_names_those_there_are(tmp_path):

@@ -186,6 +186,21 @@ def test_words_start_at_their_frequencies() -> None:
         torch.testing.assert_close(model().log_emit, frequent.log()[:, None].expand(7, 5))
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        scalar.Settings(scale=0.0, unigram=False),
+        lowrank.Settings(width=3, scale=0.0, unigram=False),
+        lowrank.Settings(width=3, scale=0.0, unigram=False, factor_emit=False),
+    ],
+)
+def test_words_start_alike_if_asked_to(settings) -> None:
+    frequent = torch.tensor([0.4, 0.2, 0.1, 0.1, 0.1, 0.05, 0.05])
+    support, generator = Support.dense(7, 5), torch.Generator().manual_seed(0)
+    model = settings.build(support, word_probs=frequent, generator=generator)
+    torch.testing.assert_close(model().log_emit.exp(), torch.full((7, 5), 1 / 7))
+
+
 def test_settings_that_make_no_sense_are_refused() -> None:
     with pytest.raises(InputError, match="layers is 3 but must be 1 or 2"):
         mlp.Settings(layers=3).build(Support.dense(7, 5), generator=torch.Generator())

@@ -95,6 +95,7 @@ def build_hmm(corpus: Any, config: Any, ranks: Any, indent: int, begun: Path | N
     shown = None
     if config.data.states:
         shown, known["states"] = read_states(Path(config.data.states))
+        shown = _first_states(shown, config.data)
         check_states(support, shown.states, tokens, words)
         facts["states"] = shown.about
     if not config.learner.is_descent and (start is None or start.hmm is None):
@@ -147,6 +148,18 @@ def build_hmm(corpus: Any, config: Any, ranks: Any, indent: int, begun: Path | N
         shown=shown,
         start=None if start is None else begin,
     )
+
+
+def _first_states(labels: Any, data: Any) -> Any:
+    """Those of the tokens that are shown, and that are read at all."""
+    known = len(labels.states)
+    if data.shown > known:
+        raise InputError(
+            f"data.shown is {data.shown:,} but {data.states} has states for {known:,} tokens; make "
+            f"more of them (distill.tokens), or show fewer."
+        )
+    number = data.shown or known
+    return labels._replace(states=labels.states[: min(number, data.tokens or number)])
 
 
 def make_support(corpus: Any, config: Any, indent: int) -> tuple[Any, dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 import json as json_format
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -80,6 +81,7 @@ def _make_states(teacher: Any, corpus: Any, support: Any, how: Any, device: str)
     """The folder of the states, which are made unless they are there."""
     from hmmlm.distill.labels import find_states, identity, write_states
 
+    how = replace(how, tokens=min(how.tokens, len(corpus.split("train"))))
     rows = digest(support.rows, support.row_of_word)
     name = identity(teacher, corpus.identity(), rows, how)
     folder = corpus.folder / f"states-{name}"

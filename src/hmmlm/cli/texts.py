@@ -14,7 +14,12 @@ HELD_OUT = 20
 
 
 def open_corpus(config: Any, stack: ExitStack) -> tuple[Any, str]:
-    """The corpus of a configuration, and a name for its model."""
+    """The corpus of a configuration, or the head of it, and a name for its model."""
+    corpus, name = _open_whole(config, stack)
+    return corpus.head(config.data.tokens) if config.data.tokens else corpus, name
+
+
+def _open_whole(config: Any, stack: ExitStack) -> tuple[Any, str]:
     from hmmlm.data.corpus import read_lines
     from hmmlm.data.shards import Corpus, write_corpus
     from hmmlm.data.tokenizer import Tokenizer

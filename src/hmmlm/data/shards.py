@@ -5,7 +5,7 @@ import json
 import os
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -61,9 +61,12 @@ class TokenArray:
     `len()`; `[a:b]` copies that stretch as int64, `[i]` is one id. Memory: what is asked for.
     """
 
-    def __init__(self, parts: Sequence[np.ndarray | Shard], *, eos_id: int) -> None:
+    def __init__(
+        self, parts: Sequence[np.ndarray | Shard], *, eos_id: int, number: int | None = None
+    ) -> None:
         self._parts = list(parts)
         self._ends = np.cumsum([len(part) for part in self._parts], dtype=np.int64)
+        self._number = int(self._ends[-1]) if number is None and self._parts else number or 0
         self.eos_id = eos_id
 
     @classmethod
@@ -79,7 +82,7 @@ class TokenArray:
         return cls([array], eos_id=eos_id)
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return self._number
 
     def __getitem__(self, key: int | slice) -> Any:
         if not isinstance(key, slice):
@@ -98,6 +101,15 @@ class TokenArray:
             found.append(self._parts[part][start - begin : end - begin])
             start, part = end, part + 1
         return np.concatenate(found, dtype=np.int64)
+
+    def head(self, number: int) -> "TokenArray":
+        """The first tokens, so many, over the same arrays or files."""
+        if not 1 <= number <= len(self):
+            raise InputError(
+                f"The first {number:,} tokens were asked for but there are {len(self):,}; ask for "
+                f"1 to {len(self):,}."
+            )
+        return TokenArray(self._parts, eos_id=self.eos_id, number=number)
 
     def sentence_offsets(self) -> np.ndarray:
         """Where each sentence starts: 0 and behind every `<eos>` but a last one, int64.
@@ -168,6 +180,11 @@ class Corpus:
             all_shards = "".join(shard["sha256"] for shard in split["shards"])
             sums[name] = hashlib.sha256(all_shards.encode()).hexdigest()[:16]
         return {"vocabulary": self.tokenizer.hash[:16], "splits": sums}
+
+    def head(self, number: int) -> "Corpus":
+        """The same with only the first tokens of the training text, so many."""
+        arrays = {**self._arrays, "train": self.split("train").head(number)}
+        return replace(self, splits={**self.splits, "train": {"tokens": number}}, _arrays=arrays)
 
     def split(self, name: str) -> TokenArray:
         """The tokens of one split."""

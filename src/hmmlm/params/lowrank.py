@@ -21,7 +21,7 @@ class Settings:
     `factor_*`: which tables are products; the others have a logit per cell. `composed`: block and
     state embeddings, mixed by a residual network for each role. `scale` is the standard deviation
     of embeddings and free logits at the start, `bias` a number for each word, at first its log
-    frequency.
+    frequency. Without `unigram` neither that nor free logits know of frequencies at the start.
     """
 
     width: int = 64
@@ -31,6 +31,7 @@ class Settings:
     factor_emit: bool = True
     composed: bool = False
     bias: bool = True
+    unigram: bool = True
     scale: float = 0.3
 
     def __post_init__(self) -> None:
@@ -70,7 +71,7 @@ class Settings:
             networks={role: Residual(self.width, **how) for role in roles} if self.composed else {},
             free=tuple(name for name, factored in kept.items() if not factored),
             bias=self.bias,
-            word_probs=word_probs,
+            word_probs=word_probs if self.unigram else None,
             scale=self.scale,
             **how,
         )

@@ -84,9 +84,13 @@ class Scalar(nn.Module):
 
 @dataclass(frozen=True)
 class Settings:
-    """`scale` is the standard deviation of the logits at the start."""
+    """`scale` is the standard deviation of the logits at the start.
+
+    `unigram`: every state's words start near their frequencies in the text, else near all alike.
+    """
 
     scale: float = 1.0
+    unigram: bool = True
 
     def __post_init__(self) -> None:
         check_least(self, scale=0)
@@ -100,5 +104,9 @@ class Settings:
         dtype: torch.dtype = torch.float32,
     ) -> Scalar:
         return Scalar(
-            support, scale=self.scale, word_probs=word_probs, generator=generator, dtype=dtype
+            support,
+            scale=self.scale,
+            word_probs=word_probs if self.unigram else None,
+            generator=generator,
+            dtype=dtype,
         )

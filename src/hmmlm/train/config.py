@@ -70,7 +70,8 @@ FILES = (
 class DataSettings:
     """The text, and batches of `batch_size` rows of `length` tokens.
 
-    The text is a `corpus` folder or a file of plain `text`.
+    The text is a `corpus` folder or a file of plain `text`, of which only the first `tokens` are
+    read to train (0: all).
 
     `layout`: "packed" whole sentences, "streams" that go on from batch to batch with the belief
     carried over, or "windows", each a cold start. Streams stay in the order of the text, the rows
@@ -80,13 +81,16 @@ class DataSettings:
     are cut anew each epoch, and the learning rate is in proportion to their length. `validation`
     is how validation text is read; if it is empty, as in training. `labels` is a file with what is
     known of the words' states: `data.labels.read_labels`. `states` is a folder with a state for
-    each of the first tokens (`distill.labels`): training begins with those, and p(words, states).
+    each of the first tokens (`distill.labels`): training begins with those, and p(words, states);
+    with `shown` only with the first so many (0: all).
     """
 
     corpus: str = ""
     text: str = ""
     labels: str = ""
     states: str = ""
+    shown: int = 0
+    tokens: int = 0
     batch_size: int = 16
     length: int = 64
     layout: str = "packed"
@@ -99,6 +103,13 @@ class DataSettings:
         for name in ("batch_size", "length"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name):,} but must be at least 1.")
+        for name in ("shown", "tokens"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name} is {getattr(self, name):,} but must be at least 0.")
+        if self.shown and not self.states:
+            raise InputError(
+                f"shown is {self.shown:,} but there are no states to show; give data.states too."
+            )
         if self.layout not in LAYOUTS:
             raise InputError(f"layout is {self.layout!r} but must be one of {', '.join(LAYOUTS)}.")
         if self.layout == "packed" and not self.reset:
