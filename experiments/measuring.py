@@ -1,7 +1,8 @@
 """What a trained model is worth: perplexity in both modes, and the time of a batch."""
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from experiments.rows import BOTH
 from hmmlm.baselines.kneser_ney import KneserNey
 from hmmlm.data.shards import Corpus
 from hmmlm.evaluate import evaluate
@@ -21,21 +23,32 @@ from hmmlm.train.config import make_config
 from hmmlm.train.estimate import count_parameters
 from hmmlm.train.loop import Progress
 
-MODES = ("sentence", "streaming")
 ROWS, LENGTH = 16, 32
 """A batch of the paper's evaluation."""
 
 BATCHES = 24
 ORDER = 5
+HEAD = 1_000_000
+"""Tokens of a text of windows that are read to say how well training text is known."""
 
 
-def measure_model(folder: Path, corpus: Corpus, device: str, watch: Callable[[int], None]) -> dict:
-    """A model that `hmmlm train` wrote: its weights that were best on validation."""
+def measure_model(
+    folder: Path,
+    corpus: Corpus,
+    device: str,
+    watch: Callable[[int], None],
+    modes: Sequence[str] = BOTH,
+    bytes_of: Mapping[str, int] | None = None,
+) -> dict:
+    """A model that `hmmlm train` wrote: its weights that were best on validation.
+
+    `bytes_of` are the bytes of the validation and the test text.
+    """
     model = load_model(folder, device=device)
     steps = read_metrics(folder)
     return {
         "parameters": _count(model),
-        **_perplexities(model.lm, corpus, device, watch),
+        **_perplexities(model.lm, corpus, device, watch, modes, bytes_of or {}),
         "ms_train_step": ms_of_step(steps),
         "tokens_trained": steps[-1].tokens,
         "epochs": steps[-1].epoch,
@@ -61,7 +74,7 @@ def measure_kneser_ney(corpus: Corpus, watch: Callable[[int], None]) -> dict:
     seconds = time.perf_counter() - began
     return {
         "parameters": sum(model.num_grams),
-        **_perplexities(model, corpus, "cpu", watch),
+        **_perplexities(model, corpus, "cpu", watch, BOTH, {}),
         "ms_train_step": None,
         "tokens_trained": len(text),
         "epochs": 1,
@@ -86,20 +99,35 @@ def device_name(device: str) -> str:
 
 
 def _perplexities(
-    lm: LanguageModel, corpus: Corpus, device: str, watch: Callable[[int], None]
+    lm: LanguageModel,
+    corpus: Corpus,
+    device: str,
+    watch: Callable[[int], None],
+    modes: Sequence[str],
+    bytes_of: Mapping[str, int],
 ) -> dict[str, Any]:
-    def perplexity(split: str, mode: str) -> float:
-        text, eos = corpus.split(split), corpus.tokenizer.eos_id
+    def perplexity(text: Any, mode: str) -> float:
+        eos = corpus.tokenizer.eos_id
         return evaluate(
             lm, text, mode=mode, eos_id=eos, device=device, progress=watch
         ).perplexity  # fmt: skip
 
-    modes = {
-        mode: {"val": perplexity("valid", mode), "test": perplexity("test", mode)} for mode in MODES
-    }
+    found = {}
+    for mode in modes:
+        found[mode] = {
+            "val": perplexity(corpus.split("valid"), mode),
+            "test": perplexity(corpus.split("test"), mode),
+        }
+        if "test" in bytes_of:
+            bits = math.log2(found[mode]["test"]) * len(corpus.split("test"))
+            found[mode]["bits_per_byte"] = bits / bytes_of["test"]
+    train, mode = corpus.split("train"), "sentence"
+    if mode not in modes:
+        train, mode = train.head(min(HEAD, len(train))), modes[0]
     return {
-        "modes": modes,
-        "train": perplexity("train", "sentence"),
+        "modes": found,
+        "train": perplexity(train, mode),
+        "train_mode": mode if mode == "sentence" else f"{mode} of {len(train):,} tokens",
         "tokens_val": len(corpus.split("valid")),
         "tokens_test": len(corpus.split("test")),
         "ms_eval_batch": _ms_of_batch(lm, corpus.split("valid"), device),

@@ -9,7 +9,8 @@ from typing import Any
 
 from experiments.chiu_rush_2020 import tables
 from experiments.chiu_rush_2020.claims import Found, judge
-from experiments.results import MODES, read_lines, with_times
+from experiments.results import read_lines, with_times
+from experiments.rows import BOTH
 from experiments.runner import RESULTS, TIMES
 
 Line = Mapping[str, Any]
@@ -189,7 +190,7 @@ def _draw(lines: Sequence[Line], folder: Path) -> dict[str, str]:
 
 def _modes(lines: Iterable[Line]) -> str:
     used = {line["mode"] for line in lines}
-    return " and ".join(mode for mode in MODES if mode in used)
+    return " and ".join(mode for mode in BOTH if mode in used)
 
 
 def _save(path: Path, curves: Mapping[str, Mapping[int, float]], across: str, up: str) -> None:

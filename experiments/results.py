@@ -3,6 +3,7 @@
 import fcntl
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ KEYS = (
     "tokens_val", "tokens_test", "tokens_trained", "peak_bytes", "seed", "epochs", "seconds",
     "device", "commit", "config",
 )  # fmt: skip
-MODES = ("sentence", "streaming")
 TIMES = ("ms_train_step", "ms_eval_batch")
 
 
@@ -39,8 +39,9 @@ def make_lines(
 ) -> list[dict[str, Any]]:
     """The lines of a training that was measured, for each of the rows that it is for.
 
-    `train` is perplexity by sentence in both lines. Side by side with other `workers`, times are
-    longer than alone.
+    `train` is perplexity by sentence in both lines; of windows, that of windows of the first
+    tokens. Where the bytes of a text are known there are `bits_per_byte` of its test. Side by side
+    with other `workers`, times are longer than alone.
     """
     measured = notes["measured"]
     made = []
@@ -50,11 +51,14 @@ def make_lines(
             "text": row.text or row.dataset,
             "settings": row.changes,
             "trained_for": row.mode,
-            "train_mode": "sentence",
+            "train_mode": measured.get("train_mode", "sentence"),
             "clusters": notes.get("clusters"),  # the file, or None: made by the training
             "workers": notes["workers"],
         }
-        for mode in MODES:
+        if row.taught is not None or row.layers is not None:
+            config |= {"taught": asdict(row.taught) if row.taught else None}
+            config |= {"layers": asdict(row.layers) if row.layers else None}
+        for mode in row.modes:
             line = {
                 **_about(experiment, row),
                 **{key: measured[key] for key in measured if key in KEYS},
@@ -65,7 +69,8 @@ def make_lines(
                 "commit": commit,
                 "config": config,
             }
-            made.append({key: line[key] for key in KEYS})
+            extra = {key: line[key] for key in ("bits_per_byte",) if key in line}
+            made.append({key: line[key] for key in KEYS} | extra)
     return made
 
 
@@ -96,7 +101,7 @@ def is_done(lines: Iterable[Mapping[str, Any]], experiment: str, row: Row) -> bo
     """Whether all modes of a row are there, of the settings that it has now."""
     wanted = (experiment, row.name, row.dataset, row.run)
     found = {line["mode"] for line in lines if _key(line) == wanted}
-    return found >= set(MODES)
+    return found >= set(row.modes)
 
 
 def take_over(
@@ -106,7 +111,7 @@ def take_over(
     trained = {(line["config"]["run"], line["mode"]): line for line in lines}
     made = []
     for experiment, row in wanted:
-        held = [trained.get((row.run, mode)) for mode in MODES]
+        held = [trained.get((row.run, mode)) for mode in row.modes]
         if not is_done(lines, experiment, row):
             made += [{**line, **_about(experiment, row)} for line in held if line is not None]
     return made

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 KNESER_NEY = "kneser_ney"
 BUILTIN = "built-in"
@@ -18,14 +19,51 @@ TINY = {
 }
 """What a row has instead where it is only to be seen running."""
 
+TINY_TEACHER = ("model.width=16", "model.context=8")
+TINY_DISTILL = ("distill.tokens=2000", "distill.points=1000", "distill.iterations=2")
 SLOW = (
     "train.precision",
     "train.learning_rate",
     "train.keep",
+    "train.warmup_steps",
+    "data.tokens",
     "model.scale",
     "model.dropout_input",
 )
 """What it does without: rows that differ in nothing else share a training."""
+
+BOTH = ("sentence", "streaming")
+
+
+def digest(said: Any) -> str:
+    """A short name for what is said."""
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:10]
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A decoder of ours, trained on a row's text with `settings`, or a model of Hugging Face's.
+
+    That is in the `folder` of --data. `options` are of the distill table: what of it is heard.
+    """
+
+    name: str
+    settings: tuple[str, ...] = ()
+    folder: str = ""
+    options: tuple[str, ...] = ()
+
+    def shrink(self) -> "Teacher":
+        heard = tuple(option for option in self.options if "random" in option)
+        tiny = (*TINY_TEACHER, "train.epochs=1", "data.batch_size=4", "data.length=8")
+        return Teacher(self.name, tiny, "", heard)
+
+
+@dataclass(frozen=True)
+class Taught:
+    """States that a teacher gives the first tokens; `settings` are of the distill table."""
+
+    teacher: Teacher
+    settings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -33,8 +71,10 @@ class Row:
     """A training, and what the paper says of it.
 
     `settings` are those of `hmmlm train --set`, beside the kind, states, blocks, seed and epochs.
-    `mode` is the evaluation mode it is trained for. Numbers that the paper does not print are None.
-    `text` is what it is trained on instead of the dataset, to be seen running.
+    `mode` is the evaluation mode it is trained for, of the `modes` it is read in. It may be
+    `taught` the first tokens' states, and begin with the layers of another model. Numbers that the
+    paper does not print are None. `text` is what it is trained on instead of the dataset, to be
+    seen running.
     """
 
     name: str
@@ -44,6 +84,9 @@ class Row:
     blocks: int | None = None
     settings: tuple[str, ...] = ()
     mode: str = "sentence"
+    modes: tuple[str, ...] = BOTH
+    taught: Taught | None = None
+    layers: Teacher | None = None
     seed: int = 1111
     epochs: int = 14
     paper_val: float | None = None
@@ -73,8 +116,8 @@ class Row:
     def run(self) -> str:
         """A name for the training: rows of the same settings, in whatever table, share it."""
         text = self.text or self.dataset
-        said = json.dumps([text, sorted(self.changes)])
-        return f"{text}-{self.kind}-{hashlib.sha256(said.encode()).hexdigest()[:10]}"
+        heard = [asdict(part) for part in (self.taught, self.layers) if part is not None]
+        return f"{text}-{self.kind}-{digest([text, sorted(self.changes), *heard])}"
 
     @property
     def clusters(self) -> tuple[str, int] | None:
@@ -101,11 +144,17 @@ class Row:
         needed |= set() if self.kind == "scalar" else {"model.width"}
         needed |= {"model.embedding"} if self.kind in ("awd_lstm", "hmm_rnn") else set()
         kept |= {key: value for key, value in TINY.items() if key in needed or key in kept}
+        if "data.shown" in kept:
+            kept["data.shown"] = "1000"
+        taught = self.taught and Taught(self.taught.teacher.shrink(), TINY_DISTILL)
         return replace(
             self,
             text=BUILTIN,
+            taught=taught,
+            layers=self.layers and self.layers.shrink(),
             states=self.states and 32,
             blocks=self.blocks and 8,
             settings=tuple(f"{key}={value}" for key, value in sorted(kept.items())),
+            seed=Row.seed,
             epochs=1,
         )

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -29,7 +30,7 @@ from experiments.results import (
     read_lines,
     take_over,
 )
-from experiments.rows import BUILTIN, HEAD, KNESER_NEY, Row
+from experiments.rows import BUILTIN, HEAD, KNESER_NEY, Row, Taught, Teacher, digest
 from hmmlm.errors import InputError
 
 RESULTS = Path(__file__).parent / "results/chiu_rush_2020.jsonl"
@@ -40,8 +41,15 @@ LENGTHS = {"train": 300_000, "valid": 16_000, "test": 1_000}
 TO_STOP = 120
 """Seconds that a training has to write a checkpoint; then it is ended."""
 
-EMPTY_LINES = {"wikitext-2": "keep"}
-"""Of WikiText a blank line is a paragraph of only `<eos>`: the standard counts have them."""
+PREPARING = {
+    "wikitext-2": ("wikitext-2", "keep", ""),
+    "web": ("web", "skip", "llama2/tokenizer.model"),
+    "web-smollm2": ("web", "skip", "smollm2/tokenizer.json"),
+}
+"""The folder of a text, what its empty lines mean, and its tokenizer, if those are special.
+
+Of WikiText a blank line is a paragraph of only `<eos>`: the standard counts have them.
+"""
 
 
 class Stopped(Exception):
@@ -117,6 +125,7 @@ class Runner:
     def __init__(self, given: argparse.Namespace, stop: Stop) -> None:
         self.given, self.stop = given, stop
         self.measuring = threading.Lock()  # one at a time, so that its times mean something
+        self.making: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self.commit = given.commit or _commit()
         self.device = _device(given.device)
         if self.commit == "unknown" and not given.smoke:
@@ -134,14 +143,25 @@ class Runner:
         if dataset.endswith(HEAD):
             _write_head(folder, self.corpus(replace(row, text=dataset.removesuffix(HEAD))))
             return folder
-        text = self.given.data / dataset
+        name, empty, tokenizer = PREPARING.get(dataset, (dataset, "", ""))
+        text = self.given.data / name
         if not text.is_dir():
-            raise SystemExit(f"{self.given.data} has no folder {dataset}; give --data DIR with it.")
-        rule = EMPTY_LINES.get(dataset)
-        extra = [f"--empty-lines={rule}"] if rule else []
-        command = [sys.executable, "-m", "hmmlm", "prepare", str(text), f"--out={folder}", *extra]
+            raise SystemExit(f"{self.given.data} has no folder {name}; give --data DIR with it.")
+        command = [sys.executable, "-m", "hmmlm", "prepare", str(text), f"--out={folder}"]
+        command += [f"--empty-lines={empty}"] if empty else []
+        command += [f"--tokenizer={self.given.data / tokenizer}"] if tokenizer else []
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         return folder
+
+    def bytes_of(self, row: Row) -> dict[str, int]:
+        """The bytes of the held-out text, of whatever tokenizer; of texts of words nobody asks."""
+        if row.text or row.dataset not in PREPARING or not PREPARING[row.dataset][2]:
+            return {}
+        from hmmlm.data.corpus import find_splits
+
+        folder, empty, _ = PREPARING[row.dataset]
+        lines = find_splits(self.given.data / folder).read("test", empty_lines=empty)
+        return {"test": sum(len(line.encode()) + 1 for line in lines)}
 
     def run(self, job: Job) -> str:
         """Trains and measures, or goes on with that; says how it ended."""
@@ -151,7 +171,7 @@ class Runner:
             known = job.notes.get("commits", [])
             job.note(commits=[*known, *({self.commit} - set(known))])  # of all calls
             if kind != KNESER_NEY and not job.notes.get("trained"):
-                self._train(job)
+                self._train(job, self._heard(job.row))
             with self.measuring:
                 self.stop.check()
                 self._measure(job)
@@ -165,41 +185,104 @@ class Runner:
         val = job.notes["measured"]["modes"][job.row.mode]["val"]
         return f"{name} ({job.row.dataset}): validation {val:.2f}, {job.row.mode}"
 
-    def _train(self, job: Job) -> None:
-        corpus, said = self.corpus(job.row), job.folder.with_suffix(".out")
-        command = [sys.executable, "-m", "hmmlm", "train", str(corpus), "--out", str(job.folder)]
-        command += ["--resume-if-begun", "--json", "--device", self.device]
-        command += [f"--set={change}" for change in self._changes(job.row)]
+    def _heard(self, row: Row) -> list[str]:
+        """What a row is told of teachers: the folders of states and of layers, made if need be."""
+        told = []
+        if row.taught is not None:
+            told.append(f"data.states={json.dumps(str(self._states(row, row.taught)))}")
+        if row.layers is not None:
+            told.append(f"train.start={json.dumps(str(self._teacher(row, row.layers)))}")
+        return told
+
+    def _teacher(self, row: Row, teacher: Teacher) -> Path:
+        """The folder of a teacher; one of ours is trained once for each text."""
+        if teacher.folder:
+            return self.given.data / teacher.folder
+        text, corpus = row.text or row.dataset, self.corpus(row)
+        folder = self.given.work / "teachers" / f"{text}-{digest(teacher.settings)}"
+        with self.making[str(folder)]:
+            if not (folder / "config.json").exists():
+                command = ["train", str(corpus), "--out", str(folder), "--resume-if-begun"]
+                command += ["--model=decoder", "--device", self.device]
+                self._call([*command, *(f"--set={change}" for change in teacher.settings)], folder)
+        return folder.absolute()
+
+    def _states(self, row: Row, taught: Taught) -> Path:
+        """The folder of the states that a teacher gives a text; made once."""
+        teacher, corpus = self._teacher(row, taught.teacher), self.corpus(row)
+        sizes = [f"model.states={row.states}", f"model.blocks={row.blocks or 0}"]
+        sizes += [change for change in self._changes(row) if change.startswith("model.cl")]
+        sizes += [change for change in row.changes if change.startswith("data.l")]
+        told = [*sizes, *taught.teacher.options, *taught.settings]
+        place = self.given.work / "states" / digest((str(corpus), str(teacher), *told))
+        with self.making[str(place)]:
+            if not place.with_suffix(".json").exists():
+                place.parent.mkdir(parents=True, exist_ok=True)
+                file = place.with_suffix(".toml")
+                file.write_text(
+                    f"[data]\ncorpus = {json.dumps(str(corpus.absolute()))}\n"
+                    f"[distill]\nteacher = {json.dumps(str(teacher))}\n"
+                )
+                command = ["distill", str(file), "--only-states", "--json", "--device", self.device]
+                said = self._call([*command, *(f"--set={change}" for change in told)], place)
+                place.with_suffix(".json").write_text(said.splitlines()[-1])
+            states = json.loads(place.with_suffix(".json").read_text())["states"]
+        return Path(states).absolute()
+
+    def _call(self, words: Sequence[str], place: Path) -> str:
+        """What a command of hmmlm says, which is written down beside a place."""
+        place.parent.mkdir(parents=True, exist_ok=True)
+        said, log = (place.with_name(f"{place.name}.{kind}") for kind in ("out", "log"))
+        with self._started(words, said, log) as process:
+            status = self._wait(process)
+        return self._check(status, said, log)
+
+    def _train(self, job: Job, heard: Sequence[str]) -> None:
+        said, log = job.folder.with_suffix(".out"), job.folder.with_suffix(".log")
+        words = ["train", str(self.corpus(job.row)), "--out", str(job.folder)]
+        words += ["--resume-if-begun", "--json", "--device", self.device]
+        words += [f"--set={change}" for change in (*self._changes(job.row), *heard)]
         has_file = job.row.clusters is not None and self.given.clusters is not None
         made_of = cluster_file(self.given.clusters, job.row).name if has_file else None
         job.note(workers=self.given.workers, clusters=made_of)
+        with self._started(words, said, log) as process:
+            status = self._wait(process, job)
+        result = json.loads(self._check(status, said, log).splitlines()[-1])
+        known = job.notes.get("peak_bytes")
+        job.note(trained=True, peak_bytes=result["peak_bytes"] or known)
+
+    @contextmanager
+    def _started(
+        self, words: Sequence[str], said: Path, log: Path
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """A command of hmmlm that runs, and writes what it says into files."""
         environment = dict(os.environ)
         share = max(1, (os.cpu_count() or 1) // self.given.workers)
         environment.setdefault("OMP_NUM_THREADS", str(share))
-        with said.open("w") as out, job.folder.with_suffix(".log").open("a") as log:
-            process = subprocess.Popen(
-                command,
+        with said.open("w") as out, log.open("a") as err:
+            yield subprocess.Popen(
+                [sys.executable, "-m", "hmmlm", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
-                stderr=log,
+                stderr=err,
                 env=environment,
                 process_group=0,  # Ctrl-C comes to this process alone, which passes it on once
             )
-            status = self._wait(process, job)
-        if status == 0:
-            result = json.loads(said.read_text().splitlines()[-1])
-            known = job.notes.get("peak_bytes")
-            job.note(trained=True, peak_bytes=result["peak_bytes"] or known)
-        elif self.stop.is_due:
-            raise Stopped
-        else:
-            words = job.folder.with_suffix(".log").read_text().strip().splitlines() or ["nothing"]
-            raise Failed(f"training ended with {status}: {words[-1]}")
 
-    def _wait(self, process: subprocess.Popen[bytes], job: Job) -> int:
-        """Until it ends; its seconds are written down while it runs."""
-        before, began, asked = job.notes["seconds"], time.monotonic(), float("inf")
-        noted = began
+    def _check(self, status: int, said: Path, log: Path) -> str:
+        """What was said by a command that ended well."""
+        if status == 0:
+            return said.read_text()
+        if self.stop.is_due:
+            raise Stopped
+        words = log.read_text().strip().splitlines() or ["nothing"]
+        raise Failed(f"hmmlm ended with {status}: {words[-1]}")
+
+    def _wait(self, process: subprocess.Popen[bytes], job: Job | None = None) -> int:
+        """Until it ends; the seconds of a job are written down while it runs."""
+        before = 0.0 if job is None else job.notes["seconds"]
+        began = noted = time.monotonic()
+        asked = float("inf")
         while (status := process.poll()) is None:
             now = time.monotonic()
             if self.stop.is_due and asked == float("inf"):
@@ -207,11 +290,12 @@ class Runner:
                 asked = now
             elif now > asked + TO_STOP:
                 process.kill()
-            if now > noted + 5:
+            if job is not None and now > noted + 5:
                 job.note(seconds=before + now - began)
                 noted = now
             time.sleep(0.05)
-        job.note(seconds=before + time.monotonic() - began)
+        if job is not None:
+            job.note(seconds=before + time.monotonic() - began)
         return status
 
     def _changes(self, row: Row) -> list[str]:
@@ -233,7 +317,9 @@ class Runner:
         elif self.given.time:
             measured = measure_times(job.folder, corpus, self.device)
         else:
-            measured = measure_model(job.folder, corpus, self.device, self.stop.check)
+            row, watch = job.row, self.stop.check
+            heard = self.bytes_of(row)
+            measured = measure_model(job.folder, corpus, self.device, watch, row.modes, heard)
         job.note(measured=measured)
 
 
@@ -271,8 +357,10 @@ def make_timings(
 def main(
     experiments: Mapping[str, Sequence[Row]], about: str, words: Sequence[str] | None = None
 ) -> int:
-    """The command line of an experiment, or of several in one queue."""
+    """The command line of an experiment, or of several of one paper in one queue."""
     given = _parse(about, words)
+    paper = next(iter(experiments)).partition("/")[0]
+    results, times = (RESULTS.with_name(f"{paper}{end}.jsonl") for end in ("", "_times"))
     chosen = _choose(experiments, given)
     if given.list:
         for experiment, row in chosen:
@@ -282,7 +370,7 @@ def main(
     with ExitStack() as stack:
         if given.work is None:
             given.work = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        kept, other = (TIMES, RESULTS) if given.time else (RESULTS, TIMES)
+        kept, other = (times, results) if given.time else (results, times)
         given.out = given.out or (given.work / "results.jsonl" if given.smoke else kept)
         for path, is_wrong in ((kept, given.smoke), (other, True)):
             if is_wrong and given.out.resolve() == path.resolve():
@@ -333,14 +421,17 @@ def _parse(about: str, words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", type=Path, help="a folder with ptb/ and wikitext-2/")
+    parser.add_argument("--data", type=Path, help="a folder with ptb/, wikitext-2/ or web/")
     parser.add_argument("--work", type=Path, help="where texts, models and checkpoints are kept")
     parser.add_argument(
-        "--out", type=Path, help=f"the lines; by default {RESULTS}, or with --time {TIMES.name}"
+        "--out",
+        type=Path,
+        help=f"the lines; by default PAPER.jsonl, or with --time "
+        f"PAPER_times.jsonl, in {RESULTS.parent}",
     )
     parser.add_argument("--clusters", type=Path, help="a folder of paths files made before")
     parser.add_argument("--row", action="append", help="a row by its name; may be repeated")
-    parser.add_argument("--dataset", choices=["ptb", "wikitext-2"])
+    parser.add_argument("--dataset", help="only rows of this text, such as ptb")
     parser.add_argument("--workers", type=int, default=1, help="trainings side by side")
     parser.add_argument("--seconds", type=float, help="after which all stops, to go on later")
     parser.add_argument("--epochs", type=int, help="other than a row's own")

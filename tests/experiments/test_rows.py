@@ -12,7 +12,6 @@ from experiments.report import main as report
 from experiments.report import page
 from experiments.results import (
     KEYS,
-    MODES,
     add_lines,
     is_done,
     make_lines,
@@ -21,7 +20,7 @@ from experiments.results import (
     take_over,
     with_times,
 )
-from experiments.rows import KNESER_NEY, Row
+from experiments.rows import BOTH, KNESER_NEY, Row
 from experiments.runner import cluster_file, main, make_jobs, make_timings
 
 from hmmlm.baselines.kinds import NEURAL
@@ -45,7 +44,7 @@ def lines_of(module, row: Row, val: float = 100.0, **facts) -> list[dict]:
     tokens = dict(zip(("tokens_val", "tokens_test"), DIGITS[row.dataset], strict=True))
     measured = {"parameters": 7, "train": 80.0, "ms_train_step": 2.0, "ms_eval_batch": 1.0}
     measured |= {"tokens_trained": 9, "epochs": row.epochs, "device": "NVIDIA H200", **tokens}
-    measured |= {"modes": {mode: {"val": val, "test": val - 9} for mode in MODES}, **facts}
+    measured |= {"modes": {mode: {"val": val, "test": val - 9} for mode in BOTH}, **facts}
     notes = {"measured": measured, "peak_bytes": 5, "seconds": 20.04, "workers": 3}
     return make_lines([(module.EXPERIMENT, row)], notes, "abc")
 

@@ -8,10 +8,14 @@ import time
 from pathlib import Path
 
 import pytest
+from experiments.lee_berg_kirkpatrick_2025 import tables
 
 ROOT = Path(__file__).parent.parent.parent
 TABLES = {"table1": 16, "figure3": 7, "table2": 3, "table3": 11, "table4": 10, "appendix_a2": 7}
 """The files of Chiu & Rush 2020 and how many rows they have."""
+
+DISTILLED = [name.partition("/")[2] for name in tables()]
+"""The files of Lee & Berg-Kirkpatrick 2025."""
 
 
 def command(module: str, *words: str) -> list[str]:
@@ -56,6 +60,25 @@ def test_tables_of_chiu_and_rush(table: str, work: Path) -> None:
         assert 10 < line["val"] < 600 and 10 < line["test"] < 600 and 1 < line["train"] < 600
         assert (line["tokens_val"], line["tokens_test"]) == (2802, 5527)
         assert line["ms_eval_batch"] > 0 and line["parameters"] > 1000
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory) -> Path:
+    """Likewise for the other paper."""
+    return tmp_path_factory.mktemp("taught")
+
+
+@pytest.mark.parametrize("table", DISTILLED)
+def test_tables_of_lee_and_berg_kirkpatrick(table: str, taught: Path) -> None:
+    said = run(
+        f"lee_berg_kirkpatrick_2025.{table}", "--smoke", "--work", str(taught), "--workers", "2"
+    )
+    assert said["rows"] == said["done"] > 0 and not said["left"] and not said["failed"]
+    lines = [line for line in read(taught / "results.jsonl") if line["experiment"].endswith(table)]
+    assert lines and {line["mode"] for line in lines} == {"window 64"}
+    for line in lines:
+        assert 10 < line["val"] < 600 and 10 < line["test"] < 600 and 1 < line["train"] < 600
+        assert line["config"]["train_mode"].startswith("window 64 of ")
 
 
 def test_the_page_of_all_tables(work: Path) -> None:

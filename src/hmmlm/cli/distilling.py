@@ -25,6 +25,9 @@ def distill(
         list[str] | None,
         typer.Option(help="A setting, such as distill.tokens=5000000.", metavar="K=V"),
     ] = None,
+    only_states: Annotated[
+        bool, typer.Option("--only-states", help="Make the states, and train nothing.")
+    ] = False,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
@@ -64,12 +67,16 @@ def distill(
         if ranks.ranks > 1:
             raise InputError("distill is one process's work; start it without torchrun.")
         corpus, name = open_corpus(config, stack)
-        folder = refuse_existing(out or Path("runs") / name)
+        folder = None if only_states else refuse_existing(out or Path("runs") / name)
         size = corpus.tokenizer.vocab_size
         sized, _ = with_sizes(config, len(corpus.split("train")), size)
         support, _ = make_support(corpus, sized, 0)
         teacher = _teacher(mind, how.seed, corpus, ranks.device)
         states = _make_states(teacher, corpus, support, how, ranks.device)
+        if folder is None:
+            if json:
+                print_json({"states": str(states)})
+            return
         tables.setdefault("data", {})["states"] = str(states)
         result = fit(corpus, folder, make_config(tables, NEURAL), ranks=ranks)
     say(f"{counted(result['steps'], 'step')} in {result['seconds']:.1f} s; wrote {folder}")

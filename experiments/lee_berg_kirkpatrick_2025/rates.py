@@ -1,0 +1,24 @@
+"""Learning rates: each model with 10M tokens, one seed; the best on validation is taken.
+
+    python -m experiments.lee_berg_kirkpatrick_2025.rates --data DIR --work DIR [--row NAME]
+
+Deviations from the paper:
+- It names only one rate, 0.4, that of the scalar HMM in its figure 3.
+"""
+
+from experiments.lee_berg_kirkpatrick_2025.recipes import MODELS, SEEDS, SHORT, train
+from experiments.lee_berg_kirkpatrick_2025.table3 import VARIANTS
+from experiments.runner import main
+
+EXPERIMENT = "lee_berg_kirkpatrick_2025/rates"
+RATES = (0.4, 0.1, 0.03, 0.01, 0.003)
+
+ROWS = tuple(
+    row
+    for name, model in (MODELS | VARIANTS).items()
+    for rate in RATES
+    for row in train(f"{name}, rate {rate}", model, tokens=SHORT, seeds=SEEDS[:1], rate=rate)
+)
+
+if __name__ == "__main__":
+    raise SystemExit(main({EXPERIMENT: ROWS}, __doc__ or ""))

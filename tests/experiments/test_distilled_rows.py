@@ -1,0 +1,120 @@
+"""Rows of Lee & Berg-Kirkpatrick 2025: trainings of the paper's protocol, and their teachers."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from experiments.lee_berg_kirkpatrick_2025 import (
+    figure1,
+    figure2,
+    figure3,
+    figure4,
+    figure8,
+    table1,
+    table2,
+    table3,
+    tables,
+)
+from experiments.lee_berg_kirkpatrick_2025.recipes import MODELS, OURS, lvd, train
+from experiments.results import make_lines
+from experiments.rows import Row
+
+from hmmlm.baselines.kinds import NEURAL
+from hmmlm.distill.labels import LabelSettings
+from hmmlm.distill.teachers import TeacherSettings
+from hmmlm.train.config import make_config
+from hmmlm.train.tables import override, take
+
+EVERY = {name: module.ROWS for name, module in tables().items()}
+
+
+def heard(row: Row) -> list[str]:
+    """What a row is told where its teacher is."""
+    places = {"data.states": row.taught, "train.start": row.layers}
+    return [f"{name}=x" for name, part in places.items() if part is not None]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_row_is_a_training_of_the_protocol(name: str) -> None:
+    for row in EVERY[name]:
+        config = make_config(override({}, [*row.changes, *heard(row)]), NEURAL)
+        data, how = config.data, config.train
+        assert (data.layout, data.batch_size, data.length) == ("windows", 200, 64)
+        assert not data.reset and data.tokens in (10_000_000, 25_000_000, 100_000_000)
+        assert config.seed == row.seed and how.epochs == 1 and config.dropout.rate == 0
+        if config.learner.optimiser == "adamw":
+            assert (how.beta1, how.beta2, how.weight_decay) == (0.9, 0.95, 0.1)
+            assert how.warmup_steps == data.tokens // 12_800 // 20 and how.final_rate == 0.1
+        tiny = make_config(override({}, [*row.shrink().changes, *heard(row)]), NEURAL)
+        assert tiny.data.tokens == 0 and tiny.model.states == 32
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_name_stands_for_its_seeds(name: str) -> None:
+    seen = Counter((row.name, row.dataset, row.seed) for row in EVERY[name])
+    assert max(seen.values()) == 1
+    seeds = Counter((row.name, row.dataset) for row in EVERY[name])
+    assert set(seeds.values()) <= {1, 3}
+
+
+def test_tables_share_their_trainings() -> None:
+    def runs(module, name: str) -> list[str]:
+        return [row.run for row in module.ROWS if row.name == name]
+
+    plain = runs(table1, "HMM")
+    assert len(set(plain)) == 3
+    for module, name in (
+        (table2, "none"),
+        (figure1, "HMM, 512 states"),
+        (figure3, "no teacher"),
+        (figure4, "HMM"),
+        (figure8, "none"),
+    ):
+        assert runs(module, name) == plain
+    taught = runs(figure4, "HMM, LVD")
+    assert taught == runs(figure3, "decoder, 100M tokens") != plain
+    assert runs(table1, "Ablation B (split H)") == runs(table2, "a, b, pi")
+    assert len(table3.VARIANTS) == 7
+
+
+def test_networks_have_the_size_they_are_named_for() -> None:
+    for name in figure2.NAMES:
+        for power in (20, 22, 26):
+            model = figure2.of_size(MODELS[name], 512, 2**power)
+            assert figure2.parameters(model, 512) == pytest.approx(2**power, rel=0.13)
+
+
+def test_what_a_teacher_is_told_is_known() -> None:
+    for row in (row for rows in EVERY.values() for row in rows if row.taught is not None):
+        taught = row.taught
+        told = [*taught.teacher.options, *taught.settings]
+        asked = override({}, ["distill.teacher=x", *told])["distill"]
+        known = [TeacherSettings, LabelSettings]
+        how = take(LabelSettings, asked, "distill", known)
+        assert take(TeacherSettings, asked, "distill", known).teacher == "x"
+        assert how.tokens >= int(row.table.get("data.shown", 0))
+        if taught.teacher.settings:
+            changes = ["model.kind=decoder", *taught.teacher.settings]
+            assert make_config(override({}, changes), NEURAL).train.epochs == 1
+
+
+def test_lines_say_who_taught() -> None:
+    (row,) = train("x", MODELS["HMM"], seeds=(42,), taught=lvd())
+    assert row.run != replace(row, taught=None).run
+    measured = {"parameters": 5, "train": 8.0, "tokens_val": 1, "tokens_test": 2, "epochs": 1}
+    measured |= {"ms_train_step": 1.0, "ms_eval_batch": 1.0, "tokens_trained": 9, "device": "a"}
+    measured |= {"modes": {"window 64": {"val": 9.0, "test": 8.0, "bits_per_byte": 1.5}}}
+    measured |= {"train_mode": "window 64 of 9 tokens"}
+    notes = {"measured": measured, "workers": 1, "peak_bytes": None, "seconds": 2.0}
+    (line,) = make_lines([("lee_berg_kirkpatrick_2025/x", row)], notes, "none")
+    assert line["bits_per_byte"] == 1.5 and line["mode"] == "window 64" and line["seed"] == 42
+    assert line["config"]["taught"]["teacher"]["name"] == OURS.name
+    assert line["config"]["train_mode"] == "window 64 of 9 tokens"
+    json.dumps(line)
+
+
+def test_rows_without_a_teacher_keep_their_names() -> None:
+    """Lines of runs are found by it."""
+    row = Row("2^10 states", "ptb", states=4, settings=("train.dropout=0.5",))
+    assert row.run == "ptb-mlp-aaa29efba0"
