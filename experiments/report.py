@@ -9,19 +9,24 @@ from typing import Any
 
 from experiments.chiu_rush_2020 import tables
 from experiments.chiu_rush_2020.claims import Found, judge
+from experiments.lee_berg_kirkpatrick_2025.page import draw, section
 from experiments.results import read_lines, with_times
 from experiments.rows import BOTH
 from experiments.runner import RESULTS, TIMES
 
 Line = Mapping[str, Any]
 PAGE = Path(__file__).parents[1] / "docs/results.md"
+DISTILLED = RESULTS.with_name("lee_berg_kirkpatrick_2025.jsonl")
 
 HEAD = """# Results
 
-Beside each number of Chiu & Rush 2020 stands ours. `python -m experiments.report` makes this page
-of [{lines}]({link}), one line for each run and evaluation mode; how to run it again:
-[experiments/README.md](../experiments/README.md), what was tried:
+Beside each number of two papers stands ours. `python -m experiments.report` makes this page of the
+lines of [experiments/results](../experiments/results), one for each run and evaluation mode; how to
+run it again: [experiments/README.md](../experiments/README.md), what was tried:
 [experiments/LOG.md](../experiments/LOG.md).
+
+# Chiu & Rush 2020
+[Lines]({link}), [Lee & Berg-Kirkpatrick 2025](#lee--berg-kirkpatrick-2025) comes after.
 
 Perplexities are read in two ways, by *sentence* and *streaming* ([evaluation.md](evaluation.md));
 the paper's way is streaming. **Bold** is the way that a model was trained for. Every number is of
@@ -45,23 +50,27 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lines", type=Path, default=RESULTS, help="what the runner wrote")
     parser.add_argument("--times", type=Path, default=TIMES, help="what it wrote with --time")
+    parser.add_argument("--distilled", type=Path, default=DISTILLED, help="those of the other")
     parser.add_argument("--out", type=Path, default=PAGE, help="the page; figures go beside it")
     given = parser.parse_args(words)
     lines = with_times(read_lines(given.lines), read_lines(given.times))
-    is_rehearsed = any(line["config"]["text"] != line["dataset"] for line in lines)
+    others = read_lines(given.distilled)
+    is_rehearsed = any(line["config"]["text"] != line["dataset"] for line in (*lines, *others))
     if is_rehearsed and given.out.resolve() == PAGE.resolve():
         raise SystemExit(f"{given.lines} has lines of --smoke, which are no results; give --out.")
     given.out.parent.mkdir(parents=True, exist_ok=True)
     pictures = _draw(lines, given.out.parent)
-    given.out.write_text(page(lines, pictures, given.lines))
-    runs = {line["config"]["run"] for line in lines}
-    print(json.dumps({"page": str(given.out), "lines": len(lines), "runs": len(runs)}))
+    text = page(lines, pictures, given.lines)
+    given.out.write_text(text + section(others, draw(others, given.out.parent)))
+    runs = {line["config"]["run"] for line in (*lines, *others)}
+    told = {"lines": len(lines) + len(others), "runs": len(runs)}
+    print(json.dumps({"page": str(given.out), **told}))
     return 0
 
 
 def page(lines: Sequence[Line], pictures: Mapping[str, str], source: Path) -> str:
     link = f"../experiments/results/{source.name}"
-    parts = [HEAD.format(lines=source.name, link=link)]
+    parts = [HEAD.format(link=link)]
     if any(line["config"]["text"] != line["dataset"] for line in lines):
         parts.append("A rehearsal: some lines are of tiny models of the built-in text.\n")
     parts.append(_claims(lines))
@@ -163,6 +172,7 @@ def _number(value: float | None, digits: int = 1, mark: str = "") -> str:
 def _draw(lines: Sequence[Line], folder: Path) -> dict[str, str]:
     """The figures of which there are two points at least, by experiment."""
     from experiments.chiu_rush_2020 import figure3, table4
+    from experiments.drawing import save_curves
 
     found, made = Found(lines), {}
     sizes = found.some("figure3", (row.name for row in figure3.ROWS))
@@ -171,7 +181,7 @@ def _draw(lines: Sequence[Line], folder: Path) -> dict[str, str]:
     if len(ours) > 1:
         curves = {"ours": ours, "the paper, where printed": paper}
         label = f"validation perplexity, {_modes(sizes.values())}"
-        _save(folder / "figure3.svg", curves, "states, half of them kept", label)
+        save_curves(folder / "figure3.svg", curves, "states, half of them kept", label)
         made[figure3.EXPERIMENT] = "figure3.svg"
     curves, modes = {}, []
     for kind, name in (("independent", "independent"), ("+ block emb", "factored")):
@@ -183,7 +193,7 @@ def _draw(lines: Sequence[Line], folder: Path) -> dict[str, str]:
         curves["the paper, independent"] = table4.BLOCKS
         curves["the paper, factored"] = {128: 136.0}
         label = f"validation perplexity, {_modes(modes)}"
-        _save(folder / "figure4.svg", curves, "blocks, 16,384 states", label)
+        save_curves(folder / "figure4.svg", curves, "blocks, 16,384 states", label)
         made[table4.EXPERIMENT] = "figure4.svg"
     return made
 
@@ -191,39 +201,6 @@ def _draw(lines: Sequence[Line], folder: Path) -> dict[str, str]:
 def _modes(lines: Iterable[Line]) -> str:
     used = {line["mode"] for line in lines}
     return " and ".join(mode for mode in BOTH if mode in used)
-
-
-def _save(path: Path, curves: Mapping[str, Mapping[int, float]], across: str, up: str) -> None:
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    from hmmlm.explore.curves import COLOURS, FAINT, GREY
-
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained", facecolor="white")
-    axes = figure.subplots()
-    own = iter(COLOURS)
-    for name, points in curves.items():
-        is_paper = "paper" in name
-        colour, dashes = (GREY, "--") if is_paper else (next(own), "-")
-        places, values = list(points), list(points.values())
-        mark = "s" if name == "the paper, factored" else "o"
-        axes.plot(places, values, color=colour, linestyle=dashes, marker=mark, ms=4, label=name)
-        for place, value in points.items():
-            above = {"xytext": (0, -14 if is_paper else 8), "textcoords": "offset points"}
-            axes.annotate(f"{value:.0f}" if is_paper else f"{value:.1f}", (place, value),
-                          fontsize=8, color=colour, ha="center", **above)  # fmt: skip
-    ticks = sorted({place for points in curves.values() for place in points})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks], fontsize=8)
-    axes.minorticks_off()
-    axes.margins(y=0.15)
-    axes.set_xlabel(across)
-    axes.set_ylabel(up)
-    axes.grid(color=FAINT)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    with rc_context({"svg.hashsalt": "hmmlm"}):  # the same lines, the same file
-        figure.savefig(path, metadata={"Date": None})
 
 
 if __name__ == "__main__":

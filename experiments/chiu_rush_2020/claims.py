@@ -2,25 +2,13 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
+
+from experiments.verdicts import Missing, Verdict, judge_each
 
 Line = Mapping[str, Any]
 COUNTS = {"ptb": (73_760, 82_430), "wikitext-2": (217_646, 245_569)}
 """Tokens for validation and testing that a perplexity must be of, `<eos>` once a line."""
-
-
-class Missing(Exception):
-    """A line that a claim needs is not there yet."""
-
-
-class Verdict(NamedTuple):
-    claim: str
-    holds: bool | None  # None: not run yet
-    numbers: str
-
-    @property
-    def word(self) -> str:
-        return {True: "holds", False: "does not", None: "not run yet"}[self.holds]
 
 
 class Found:
@@ -53,15 +41,7 @@ Check = Callable[[Found], tuple[bool, str]]
 
 
 def judge(lines: Iterable[Line]) -> list[Verdict]:
-    found = Found(lines)
-    return [_judge(found, claim, check) for claim, check in CLAIMS]
-
-
-def _judge(found: Found, claim: str, check: Check) -> Verdict:
-    try:
-        return Verdict(claim, *check(found))
-    except Missing:
-        return Verdict(claim, None, "")
+    return judge_each(Found(lines), CLAIMS)
 
 
 def _key(line: Line) -> tuple[str, str, str, str]:

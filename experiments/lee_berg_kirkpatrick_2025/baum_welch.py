@@ -15,6 +15,7 @@ from experiments.runner import main
 
 EXPERIMENT = "lee_berg_kirkpatrick_2025/baum_welch"
 HMM = MODELS["HMM"]
+RATES = (0.1, 0.03, 0.01)
 EM = ("train.optimiser=em", "train.accumulate=1", "train.pseudocount=0.01")
 LEFT_OUT = ("train.beta2", "train.weight_decay", "train.clip", "train.warmup_steps")
 
@@ -34,7 +35,7 @@ ROWS = (
     *train("descent", HMM, like="HMM"),
     *(
         row
-        for rate in (0.1, 0.03, 0.01)
+        for rate in RATES
         for row in stepwise(
             f"Baum-Welch, rate {rate}", f"train.learning_rate={rate}", "train.schedule=constant"
         )

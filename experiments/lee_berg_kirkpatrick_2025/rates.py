@@ -13,9 +13,11 @@ from experiments.runner import main
 EXPERIMENT = "lee_berg_kirkpatrick_2025/rates"
 RATES = (0.4, 0.1, 0.03, 0.01, 0.003)
 
+NAMES = MODELS | VARIANTS
+
 ROWS = tuple(
     row
-    for name, model in (MODELS | VARIANTS).items()
+    for name, model in NAMES.items()
     for rate in RATES
     for row in train(f"{name}, rate {rate}", model, tokens=SHORT, seeds=SEEDS[:1], rate=rate)
 )

@@ -84,6 +84,15 @@ def test_states_are_made_once_and_learnt_from_first(ready) -> None:
     assert len(list(Path("corpus").glob("states-*"))) == 2
 
 
+def test_states_alone(ready, place) -> None:
+    answer = ready("distill", "run.toml", "--only-states", "--json")
+    assert answer.status == 0 and not Path("runs").exists()
+    (kept,) = Path("corpus").glob("states-*")
+    assert json.loads(answer.out.splitlines()[-1]) == {"states": str(kept)}
+    assert ready("distill", "run.toml", "--out=new").status == 0
+    assert len(list(Path("corpus").glob("states-*"))) == 1
+
+
 def test_the_first_tokens_alone(ready) -> None:
     assert ready("distill", "run.toml", "--out=whole").status == 0
     (kept,) = Path("corpus").glob("states-*")

@@ -6,16 +6,20 @@ from dataclasses import replace
 
 import pytest
 from experiments.lee_berg_kirkpatrick_2025 import (
+    baum_welch,
     figure1,
     figure2,
     figure3,
     figure4,
+    figure6,
     figure8,
     table1,
     table2,
     table3,
     tables,
 )
+from experiments.lee_berg_kirkpatrick_2025.claims import judge
+from experiments.lee_berg_kirkpatrick_2025.page import draw, section
 from experiments.lee_berg_kirkpatrick_2025.recipes import MODELS, OURS, lvd, train
 from experiments.results import make_lines
 from experiments.rows import Row
@@ -118,3 +122,85 @@ def test_rows_without_a_teacher_keep_their_names() -> None:
     """Lines of runs are found by it."""
     row = Row("2^10 states", "ptb", states=4, settings=("train.dropout=0.5",))
     assert row.run == "ptb-mlp-aaa29efba0"
+
+
+def lines_of(module, values: dict[str, float], spread: float = 1.0) -> list[dict]:
+    """Lines of a table as if they had run: a test perplexity for each name."""
+    made = []
+    for row in module.ROWS:
+        if row.name in values:
+            test = values[row.name] + spread * (row.seed - 52) / 10
+            made.append(
+                {
+                    "experiment": module.EXPERIMENT,
+                    "row": row.name,
+                    "dataset": row.dataset,
+                    "states": row.states,
+                    "parameters": 7,
+                    "seed": row.seed,
+                    "test": test,
+                    "val": test,
+                    "train": test,
+                    "bits_per_byte": 1.5,
+                    "seconds": 30.0 if "Baum" in row.name else 20.0,
+                    "ms_train_step": 2.0,
+                    "device": "a",
+                    "commit": "none",
+                    "config": {"workers": 1, "run": row.run, "text": row.dataset},
+                }
+            )
+    return made
+
+
+def as_the_paper_says() -> list[dict]:
+    first = dict(table1.PAPER)
+    lines = lines_of(table1, first)
+    lines += lines_of(table2, {name: paper for name, (_, paper) in table2.PAPER.items()})
+    sizes = {f"HMM, {n} states": 500 + n / 100 for n in figure1.STATES}
+    lines += lines_of(figure1, sizes | {f"best, {n} states": 400 - n / 10 for n in figure1.STATES})
+    curve = {18: 420, 19: 400, 20: 380, 21: 370}
+    nets = {
+        f"{title}, 512 states, 2^{power}": curve.get(power, 360) + 50 * (title == "TRF")
+        for title in figure2.NAMES.values()
+        for power in figure2.POWERS
+    }
+    lines += lines_of(figure2, nets | {"HMM, 512 states": 540})
+    teachers = {"no teacher": 540, "decoder, random": 500}
+    lines += lines_of(figure3, teachers | {f"decoder, {n}M tokens": 450 for n in (1, 10, 100)})
+    plain = dict.fromkeys(figure4.NAMES, 350.0) | {"HMM": 540}
+    lines += lines_of(figure4, plain)
+    lines += lines_of(figure4, {f"{n}, LVD": value - 20 for n, value in plain.items()}, spread=0.5)
+    drawn = {f"drawn, rate {rate}": 350 + 1000 * rate for rate in figure6.RATES}
+    given = {f"layers of the decoder, rate {rate}": 340 + 1400 * rate for rate in figure6.RATES}
+    lines += lines_of(figure6, drawn | given)
+    shown = dict(zip(figure8.SHOWN, (530, 500, 470, 450, 449), strict=True))
+    names = {f"{tokens / 1e6:g}M tokens": value for tokens, value in shown.items()}
+    lines += lines_of(figure8, names | {"none": 540, "all 100M tokens": 700})
+    slow = dict.fromkeys((row.name for row in baum_welch.ROWS if "Baum" in row.name), 700.0)
+    return lines + lines_of(baum_welch, slow | {"descent": 540})
+
+
+def test_claims_are_computed() -> None:
+    assert {made.word for made in judge([])} == {"not run yet"}
+    lines = as_the_paper_says()
+    said = {made.claim: (made.word, made.numbers) for made in judge(lines)}
+    assert {word for word, _ in said.values()} == {"holds"}, said
+    assert said["Reparameterisation helps"][1] == (
+        "Chiu and Rush 357.0 (356.0-358.0), HMM 540.0 (539.0-541.0)"
+    )
+    for line in lines:  # the other way round
+        line["test"] = 1e5 / line["test"]
+        line["train"], line["seconds"] = 2 * line["test"], 1 / line["seconds"]
+    words = [made.word for made in judge(lines)]
+    assert words.count("does not") > 12
+
+
+def test_a_page_of_lines_and_one_of_none(tmp_path) -> None:
+    empty = section([], draw([], tmp_path))
+    assert "Not run yet: 4 rows." in empty and not list(tmp_path.iterdir())
+    lines = as_the_paper_says()
+    pictures = draw(lines, tmp_path)
+    assert set(pictures.values()) == {f"lee-figure{number}.svg" for number in (1, 2, 3, 4, 6, 8)}
+    text = section(lines, pictures)
+    assert "| HMM | web | 512 | 7 | 540 | 540.0 (539.0-541.0) |" in text
+    assert all(f"({name})" in text for name in pictures.values())
