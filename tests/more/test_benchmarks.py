@@ -41,6 +41,15 @@ def test_inference(tmp_path: Path) -> None:
         assert line["tokens_per_s"] == pytest.approx(tokens / line["ms"] * 1e3, rel=0.02)
 
 
+def test_k_means(tmp_path: Path) -> None:
+    out = tmp_path / "lines.jsonl"
+    summary, _ = run_module("benchmarks.kmeans", "--smoke", "--out", str(out))
+    assert summary == {"ok": True, "wrong": []}
+    speed, inertia = (json.loads(line) for line in out.read_text().splitlines())
+    assert speed["seconds"] > speed["floor_s"] > 0 and speed["iterations"] == 50
+    assert inertia["ratio"] == pytest.approx(1, abs=0.01)
+
+
 def test_clustering(tmp_path: Path) -> None:
     out = tmp_path / "lines.jsonl"
     words = ["--smoke", "--rounds", "2", "--out", str(out)]
