@@ -52,6 +52,17 @@ Of WikiText a blank line is a paragraph of only `<eos>`: the standard counts hav
 """
 
 
+OF_STATES = (
+    "data.length",
+    "model.states",
+    "model.blocks",
+    "model.cluster_by",
+    "model.clusters",
+    "model.like_hmm_lm",
+)
+"""What of a row decides which states a teacher can give."""
+
+
 class Stopped(Exception):
     """There is no more time, or somebody asked to stop."""
 
@@ -210,10 +221,8 @@ class Runner:
     def _states(self, row: Row, taught: Taught) -> Path:
         """The folder of the states that a teacher gives a text; made once."""
         teacher, corpus = self._teacher(row, taught.teacher), self.corpus(row)
-        sizes = [f"model.states={row.states}", f"model.blocks={row.blocks or 0}"]
-        sizes += [change for change in self._changes(row) if change.startswith("model.cl")]
-        sizes += [change for change in row.changes if change.startswith("data.l")]
-        told = [*sizes, *taught.teacher.options, *taught.settings]
+        named = [change for change in self._changes(row) if change.partition("=")[0] in OF_STATES]
+        told = [*named, *taught.teacher.options, *taught.settings]
         place = self.given.work / "states" / digest((str(corpus), str(teacher), *told))
         with self.making[str(place)]:
             if not place.with_suffix(".json").exists():

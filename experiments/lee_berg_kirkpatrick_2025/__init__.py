@@ -16,6 +16,7 @@ def tables() -> dict[str, ModuleType]:
         figure4,
         figure6,
         figure8,
+        ptb,
         rates,
         table1,
         table2,
@@ -23,4 +24,4 @@ def tables() -> dict[str, ModuleType]:
     )
 
     modules = (rates, figure1, figure2, table1, figure3, figure8, figure4, figure6, table2, table3)
-    return {module.EXPERIMENT: module for module in (*modules, baum_welch)}
+    return {module.EXPERIMENT: module for module in (*modules, baum_welch, ptb)}

@@ -32,8 +32,9 @@ class Found:
     def __init__(self, lines: Iterable[Line]) -> None:
         self.lines: dict[tuple[str, str, int], Line] = {}
         for line in lines:
-            name = line["experiment"].partition("/")[2]
-            self.lines[name, line["row"], line["seed"]] = line
+            name, config = line["experiment"].partition("/")[2], line["config"]
+            if line["mode"] == config["trained_for"]:
+                self.lines[name, line["row"], line["seed"]] = line
 
     def rows(self, table: str, row: str) -> list[Line]:
         """The lines of a row, one for each seed."""
@@ -199,4 +200,8 @@ CLAIMS: tuple[tuple[str, Check], ...] = (
     ("Transfer helps, unless the rate is high", _transfer),
     ("Descent beats mini-batch Baum-Welch, in perplexity and in time", _beats_baum_welch),
     ("Training and test text are nearly alike (within 5%)", _alike),
+    (
+        "Beyond the paper: LVD within blocks lowers the perplexity of 2^14 states on PTB",
+        _less("ptb", "decoder", "no teacher"),
+    ),
 )
