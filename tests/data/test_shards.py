@@ -69,6 +69,11 @@ def test_several_shards_are_the_same_text_as_one(shard_tokens, tmp_path, monkeyp
             assert tokens[a:b].tolist() == plain[a:b]
     assert [tokens[i] for i in range(-14, 14)] == plain + plain
     assert tokens.sentence_offsets().tolist() == [0, 4, 5, 9]
+    for length in (1, 2, 5, 14):
+        starts = np.arange(15 - length)[::-1]
+        assert tokens.rows(starts, length).tolist() == [plain[a : a + length] for a in starts]
+        held = TokenArray.from_ids(plain, eos_id=tokens.eos_id).rows(starts, length)
+        assert held.dtype == np.int64 and held.tolist() == tokens.rows(starts, length).tolist()
     for number in range(1, 15):
         head = tokens.head(number)
         assert len(head) == number and head[:].tolist() == plain[:number]

@@ -405,15 +405,22 @@ def _rows(
 ) -> Batch:
     if not len(starts):
         return _no_rows()
-    filled = np.zeros((len(starts), int(lengths.max())), dtype=np.int64)
-    marks = None if labels is None else np.zeros_like(filled)
-    for row, (start, size) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
-        filled[row, :size] = tokens[start : start + size]
-        if labels is not None and marks is not None:
-            marks[row, :size] = labels[start : start + size]
+    filled = _stretches(tokens, starts, lengths)
+    marks = None if labels is None else _stretches(labels, starts, lengths)
     flags = np.zeros(filled.shape, dtype=bool)
     flags[:, 0] = restart
     return _batch(filled, lengths.astype(np.int64), flags, marks)
+
+
+def _stretches(tokens: TokenArray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Stretches of a text as rows, 0 past the end of those that are shorter."""
+    longest = int(lengths.max())
+    if int(lengths.min()) == longest:
+        return tokens.rows(starts, longest)
+    filled = np.zeros((len(starts), longest), dtype=np.int64)
+    for row, (start, size) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
+        filled[row, :size] = tokens[start : start + size]
+    return filled
 
 
 def _no_rows() -> Batch:

@@ -29,7 +29,7 @@ class Shard:
     """
 
     def __init__(self, path: Path, tokens: int, dtype: np.dtype) -> None:
-        self._path, self._tokens, self._dtype = path, tokens, dtype
+        self._path, self._tokens, self.dtype = path, tokens, dtype
         self._file = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._file)
 
@@ -37,7 +37,11 @@ class Shard:
         return self._tokens
 
     def __getitem__(self, key: slice) -> np.ndarray:
-        at, end = (place * self._dtype.itemsize for place in (key.start, key.stop))
+        return np.frombuffer(self.read(key.start, key.stop), self.dtype)
+
+    def read(self, start: int, stop: int) -> bytes:
+        """The bytes of the ids from `start` up to `stop`."""
+        at, end = start * self.dtype.itemsize, stop * self.dtype.itemsize
         found = []
         while at < end:
             try:
@@ -47,12 +51,14 @@ class Shard:
             if not data:
                 raise InputError(
                     f"{self._path} has become shorter since it was opened: it ends at byte {at:,}, "
-                    f"not {len(self) * self._dtype.itemsize:,}; copy it again or prepare the text "
+                    f"not {len(self) * self.dtype.itemsize:,}; copy it again or prepare the text "
                     f"again."
                 )
+            if len(data) == end - at and not found:
+                return data
             found.append(data)
             at += len(data)
-        return np.frombuffer(b"".join(found), self._dtype)
+        return b"".join(found)
 
 
 class TokenArray:
@@ -65,7 +71,10 @@ class TokenArray:
         self, parts: Sequence[np.ndarray | Shard], *, eos_id: int, number: int | None = None
     ) -> None:
         self._parts = list(parts)
-        self._ends = np.cumsum([len(part) for part in self._parts], dtype=np.int64)
+        sizes = np.array([len(part) for part in self._parts], dtype=np.int64)
+        self._ends = np.cumsum(sizes, dtype=np.int64)
+        self._begins = self._ends - sizes
+        self._is_on_disk = all(isinstance(part, Shard) for part in self._parts)
         self._number = int(self._ends[-1]) if number is None and self._parts else number or 0
         self.eos_id = eos_id
 
@@ -96,11 +105,28 @@ class TokenArray:
         found = [np.empty(0, dtype=np.int64)]
         part = int(np.searchsorted(self._ends, start, side="right"))
         while start < stop:
-            begin = int(self._ends[part]) - len(self._parts[part])
+            begin = int(self._begins[part])
             end = min(stop, int(self._ends[part]))
             found.append(self._parts[part][start - begin : end - begin])
             start, part = end, part + 1
         return np.concatenate(found, dtype=np.int64)
+
+    def rows(self, starts: np.ndarray, length: int) -> np.ndarray:
+        """Stretches of one length, each within the text, as rows of int64."""
+        parts = np.searchsorted(self._ends, starts, side="right")
+        within = starts - self._begins[parts]
+        if (starts + length <= self._ends[parts]).all() and self._is_on_disk:
+            shards, first = self._parts, parts.tolist()
+            found = [
+                shards[part].read(at, at + length)  # pyright: ignore
+                for part, at in zip(first, within.tolist(), strict=True)
+            ]
+            ids = np.frombuffer(b"".join(found), self._parts[0].dtype)
+            return ids.reshape(len(starts), length).astype(np.int64)
+        made = np.empty((len(starts), length), dtype=np.int64)
+        for row, start in enumerate(starts.tolist()):
+            made[row] = self[start : start + length]
+        return made
 
     def head(self, number: int) -> "TokenArray":
         """The first tokens, so many, over the same arrays or files."""
