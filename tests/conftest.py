@@ -5,10 +5,15 @@ import os
 import pkgutil
 import signal
 
+import hypothesis
 import torch
 from jaxtyping import install_import_hook
 
 import hmmlm
+
+# How long an example takes says more of what else the machine does than of the code.
+hypothesis.settings.register_profile("hmmlm", deadline=None)
+hypothesis.settings.load_profile("hmmlm")
 
 # A shell that starts the tests in the background, or nohup, makes them, and all that they start,
 # deaf to these.
