@@ -130,14 +130,46 @@ def evaluate(
     ends = _row_ends(tokens, kind, window, eos_id)
     nats = 0.0
     for rows in _batches(ends, batch_tokens):
-        for part, done in _score_rows(model, tokens, rows, batch_tokens, device):
-            nats += part
+        for segment in _score_rows(model, tokens, rows, batch_tokens, device):
+            nats -= float(segment.log_probs.double().sum())
             if progress is not None:
-                progress(done)
+                progress(int(segment.sizes.sum()))
     mean = nats / count
     perplexity = math.exp(mean) if mean < 700 else math.inf
     name = kind if window is None else f"{kind} {window}"
     return Evaluation(count, nats, perplexity, name, error)
+
+
+def token_log_probs(
+    model: LanguageModel,
+    tokens: Any,
+    *,
+    eos_id: int,
+    device: torch.device | str | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Float[np.ndarray, " N"]:
+    """log p of every token of a text that `evaluate` reads in mode "sentence", in its order.
+
+    The text and the model are checked as there. Memory: four bytes a token, and a batch.
+    """
+    found = np.empty(_check_text(model, tokens, "sentence", eos_id), dtype=np.float32)
+    _check_model(model)
+    for rows in _batches(_row_ends(tokens, "sentence", None, eos_id), BATCH_TOKENS):
+        for starts, sizes, log_probs in _score_rows(model, tokens, rows, BATCH_TOKENS, device):
+            scored = log_probs.float().cpu().numpy()
+            for row, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+                found[start : start + size] = scored[row, :size]
+            if progress is not None:
+                progress(int(sizes.sum()))
+    return found
+
+
+class _Segment(NamedTuple):
+    """Where a part of each row begins in the text, how long it is, and log p of its tokens."""
+
+    starts: np.ndarray
+    sizes: np.ndarray
+    log_probs: Float[Tensor, "B T"]
 
 
 def _check_text(model: LanguageModel, tokens: Any, kind: str, eos_id: int | None) -> int:
@@ -213,8 +245,8 @@ def _score_rows(
     rows: np.ndarray,
     batch_tokens: int,
     device: torch.device | str | None,
-) -> Iterator[tuple[float, int]]:
-    """-log p in nats and the number of tokens of each segment of these rows, the longest first."""
+) -> Iterator[_Segment]:
+    """These rows, the longest first, in segments of at most `batch_tokens`."""
     lengths = rows[:, 1] - rows[:, 0]
     carry = None
     for done in range(0, int(lengths[0]), batch_tokens):  # more than once for a single row only
@@ -226,12 +258,11 @@ def _score_rows(
             torch.from_numpy(segment).to(device), lengths=left.to(device), carry=carry
         )
         carry = scored.carry
-        total = float(scored.token_log_probs.double().sum())
-        if math.isnan(total):
+        if scored.token_log_probs.isnan().any():
             raise InputError(
                 "The model gave a probability that is not a number; its tables are damaged."
             )
-        yield -total, int(left.sum())
+        yield _Segment(rows[:, 0] + done, left.numpy(), scored.token_log_probs)
 
 
 def _emission_sums(hmm: HMM) -> Float[Tensor, " Z"]:

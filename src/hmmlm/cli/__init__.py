@@ -13,6 +13,7 @@ from hmmlm.cli.distilling import distill
 from hmmlm.cli.estimating import estimate
 from hmmlm.cli.making import prepare
 from hmmlm.cli.plotting import plot
+from hmmlm.cli.sampling import gap, sample_corpus
 from hmmlm.cli.sweeping import sweep
 from hmmlm.cli.tour import demo
 from hmmlm.cli.training import train
@@ -25,6 +26,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command()(prepare)
+app.command()(sample_corpus)
 app.command()(cluster)
 app.command()(train)
 app.command()(distill)
@@ -32,6 +34,7 @@ app.command()(estimate)
 app.command()(sweep)
 app.command()(plot)
 app.command()(evaluate)
+app.command()(gap)
 app.command()(score)
 app.command()(tag)
 app.command()(sample)

@@ -24,6 +24,7 @@ from hmmlm.cli.output import (
 from hmmlm.errors import InputError, counted
 
 if TYPE_CHECKING:
+    from hmmlm.data.shards import Corpus
     from hmmlm.model import Model
     from hmmlm.neural_model import NeuralModel
 
@@ -51,17 +52,11 @@ def evaluate(
     from hmmlm.evaluate import parse_mode
 
     parse_mode(mode)
-    loaded = _load(model, device)
+    loaded = load_any(model, device)
     if corpus.is_dir():
         opened = Corpus.open(corpus)
         check_vocabulary(opened, loaded.tokenizer)
-        wanted = "test" if split is None else split
-        if wanted not in opened.splits:
-            raise InputError(
-                f"{corpus} has no split {wanted!r}; choose one with --split "
-                f"{' or --split '.join(opened.splits)}."
-            )
-        tokens = opened.split(wanted)
+        tokens = opened.split(check_split(opened, "test" if split is None else split))
     else:
         if split is not None:
             raise InputError(f"--split {split} needs a corpus folder; {corpus} is one text.")
@@ -100,7 +95,7 @@ def score(
     """
     import numpy as np
 
-    loaded = _load(model, device)
+    loaded = load_any(model, device)
     found: list[Any] = []
     tokens, nats = 0, 0.0
     with progress_bar("Scoring", None, prints=not json) as bar:
@@ -170,7 +165,7 @@ def sample(
     json: Json = False,
 ) -> None:
     """Text drawn from a model, one per line."""
-    loaded = _load(model, device)
+    loaded = load_any(model, device)
     with progress_bar("Sampling", None):
         texts = loaded.sample(count, prompt=prompt, length=length, seed=seed)
     if json:
@@ -192,7 +187,7 @@ def next_tokens(
     json: Json = False,
 ) -> None:
     """The most probable tokens after a text, with their probabilities."""
-    found = _load(model, device).next(prompt, k=k)
+    found = load_any(model, device).next(prompt, k=k)
     if json:
         print_json({"next": [{"token": token, "prob": prob} for token, prob in found]})
         return
@@ -232,7 +227,7 @@ def info(
             loaded = _load_hmm(folder, place)
             say_states(loaded, range(min(states, loaded.hmm.num_states)))
         else:
-            loaded = _load(folder, place)
+            loaded = load_any(folder, place)
         result, hmm = _model_info(loaded), getattr(loaded, "hmm", None)
     if device is not None:
         result |= device_info(pick_device(device), hmm)
@@ -350,7 +345,17 @@ def _corpus_info(folder: Path) -> dict[str, Any]:
     return result
 
 
-def _load(folder: Path, device: str) -> "Model | NeuralModel":
+def check_split(corpus: "Corpus", split: str) -> str:
+    """The name of a split, if the corpus has it."""
+    if split not in corpus.splits:
+        raise InputError(
+            f"{corpus.folder} has no split {split!r}; choose one with --split "
+            f"{' or --split '.join(corpus.splits)}."
+        )
+    return split
+
+
+def load_any(folder: Path, device: str) -> "Model | NeuralModel":
     from hmmlm.neural_model import load_model
 
     place = pick_device(device)

@@ -1,12 +1,9 @@
 """A corpus out of text files, on all cores; what was stopped goes on where it was."""
 
 import heapq
-import json
 import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from functools import lru_cache, partial
 from itertools import groupby
 from operator import itemgetter
@@ -21,6 +18,7 @@ from hmmlm.data.corpus import Block, TextSplits, block_lines, read_blocks, read_
 from hmmlm.data.processes import Processes, num_processors
 from hmmlm.data.shards import ShardWriter, hash_file, token_type, write_index
 from hmmlm.data.tokenizer import Tokenizer
+from hmmlm.data.unfinished import KeptFile, Unfinished, shard_files, signature
 from hmmlm.storage import work_folder
 
 _BLOCK = 1 << 23  # bytes of text that a process takes at a time
@@ -56,10 +54,13 @@ def prepare_corpus(
         read_lines(path, empty_lines=text.empty_lines)  # refuses what cannot be read
     if workers is None:
         workers = 1 if sum(map(_size, paths)) < _SMALL else num_processors()
+    options = [text.empty_lines, tokenizer and tokenizer.hash, min_count, max_size]
     recipe = {
-        "version": [__version__, tokenizers.__version__],
-        "files": {name: [*map(_signature, files)] for name, files in text.files.items()},
-        "options": [text.empty_lines, tokenizer and tokenizer.hash, min_count, max_size],
+        "another version began it": [__version__, tokenizers.__version__],
+        "the text has changed": {
+            name: [*map(signature, files)] for name, files in text.files.items()
+        },
+        "the options are others": options,
     }
     with work_folder(out) as folder, Processes(workers) as processes:
         work = _Work(folder, text, recipe, processes, progress)
@@ -73,8 +74,8 @@ def prepare_corpus(
     return result
 
 
-class _Work:
-    """What was done so far, in `folder`; `state` says it, on disk too after every piece.
+class _Work(Unfinished):
+    """The words that were counted, and the shards that were written.
 
     A place is {"file", "stop", "number", "lines"}: which file, the bytes done of its text, the
     number of its next line, and how many lines of it were kept.
@@ -88,52 +89,19 @@ class _Work:
         processes: Processes,
         progress: Callable[[str, int, int], None] | None,
     ) -> None:
-        self.folder, self.corpus = folder, folder / "corpus"
+        state = {"counted": _start(), "runs": [], "vocabulary": None, "splits": {}}
+        super().__init__(folder, recipe, state)
         self.text, self.processes, self.progress = text, processes, progress
-        self.state: dict[str, Any] = {
-            "recipe": recipe,
-            "counted": _start(),
-            "runs": [],
-            "vocabulary": None,
-            "splits": {},
-        }
 
-    def resume(self) -> str:
-        """Takes up what is there, or removes it; returns what to say about that."""
-        reason = ""
-        if (self.folder / "state.json").exists():
-            reason = "its files are damaged"
-            with suppress(OSError, ValueError, LookupError, TypeError):
-                found = json.loads((self.folder / "state.json").read_bytes())
-                changed = _difference(found["recipe"], self.state["recipe"])
-                if changed is None and self._has(found):
-                    self.state = found
-                    return "Going on with the unfinished {}."
-                reason = changed or reason
-        for path in self.folder.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path.name != "lock":
-                path.unlink()
-        self.corpus.mkdir()
-        return reason and f"There is an unfinished {{}}, but {reason}; starting afresh."
-
-    def _has(self, state: dict[str, Any]) -> bool:
-        """Whether the files are what a state says."""
-        files = [(run["file"], run["bytes"], run["sha256"]) for run in state["runs"]]
+    def files(self, state: dict[str, Any]) -> list[KeptFile]:
+        files = [KeptFile(run["file"], run["bytes"], run["sha256"]) for run in state["runs"]]
         if state["vocabulary"] is not None:
             tokenizer = Tokenizer.load(self.corpus / "tokenizer.json")
             if tokenizer.hash != state["vocabulary"]:
-                return False
-            size = np.dtype(token_type(tokenizer)).itemsize
+                raise ValueError("another vocabulary")
             for split in state["splits"].values():
-                for shard in split["written"]["shards"]:
-                    file = f"corpus/{shard['file']}"
-                    files.append((file, shard["tokens"] * size, shard["sha256"]))
-        return all(
-            hash_file(self.folder / file, size).hexdigest() == sha256
-            for file, size, sha256 in files
-        )
+                files += shard_files(split["written"], tokenizer)
+        return files
 
     def count_words(self, min_count: int, max_size: int | None) -> Tokenizer:
         """The vocabulary of the training text, from counts in sorted runs on disk."""
@@ -148,7 +116,7 @@ class _Work:
             blocks += 1
             if blocks == _RUN_BLOCKS or len(counts) >= _RUN_WORDS:
                 runs.append(_write_run(self.folder, f"run-{len(runs)}", counts))
-                self._save()
+                self.save()
                 counts, blocks = Counter[str](), 0
         sorted_runs = [_read_run(self.folder / run["file"]) for run in runs]
         merged = heapq.merge(*sorted_runs, sorted(counts.items()))
@@ -166,7 +134,7 @@ class _Work:
             # Not `Tokenizer.save`: a full disk is no reason to remove the counts.
             path.write_text(tokenizer.as_json(), encoding="utf-8")
             self.state["vocabulary"] = tokenizer.hash
-            self._save()
+            self.save()
         encode = partial(_encode, tokenizer, self.text.empty_lines)
         if self.processes.number > 1:
             encode = partial(_encode_in_worker, path, tokenizer.hash, self.text.empty_lines)
@@ -178,7 +146,7 @@ class _Work:
                 split["written"] = shards.written
                 for ids in self._results(encode, files, split["place"], report):
                     shards.add(ids)
-                    self._save()
+                    self.save()
             before += sum(map(_size, files))
         return {name: split["written"] for name, split in self.state["splits"].items()}
 
@@ -206,35 +174,14 @@ class _Work:
         if self.progress is not None:
             self.progress(work, before + read, total)
 
-    def _save(self) -> None:
-        new = self.folder / "state.json.new"
-        new.write_text(json.dumps(self.state))
-        os.replace(new, self.folder / "state.json")
-
 
 def _start() -> dict[str, int]:
     return {"file": 0, "stop": 0, "number": 1, "lines": 0}
 
 
-def _difference(found: dict[str, Any], recipe: dict[str, Any]) -> str | None:
-    reasons = {
-        "version": "another version began it",
-        "files": "the text has changed",
-        "options": "the options are others",
-    }
-    return next((why for key, why in reasons.items() if found[key] != recipe[key]), None)
-
-
 def _size(path: Path) -> int:
     """Bytes of a file; 0 of what has no size, such as a pipe."""
     return path.stat().st_size if path.is_file() else 0
-
-
-def _signature(path: Path) -> list[Any]:
-    """What is another if the file is another; a pipe is another every time."""
-    if not path.is_file():
-        return [str(path), os.urandom(8).hex()]
-    return [str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns]
 
 
 def _count(empty_lines: str, block: Block) -> tuple[int, dict[str, int]]:

@@ -106,15 +106,22 @@ class Tokenizer:
         if path.suffix == ".model":
             return cls.from_sentencepiece(path, eos)
         try:
-            spec = json.loads(path.read_bytes())
+            text = path.read_bytes()
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}.") from None
+        return cls.from_json(text, source=str(path), eos=eos)
+
+    @classmethod
+    def from_json(cls, text: str | bytes, *, source: str, eos: str | None = None) -> "Tokenizer":
+        """The same from what is in a json; messages call it `source`."""
+        try:
+            spec = json.loads(text)
         except ValueError:  # bad json and bad UTF-8 both
             raise InputError(
-                f"{path} is not json, or only part of a file; give a tokenizer.json written by "
+                f"{source} is not json, or only part of a file; give a tokenizer.json written by "
                 "hmmlm or the tokenizers library, or a SentencePiece .model."
             ) from None
-        return cls._from_spec(spec, str(path), eos)
+        return cls._from_spec(spec, source, eos)
 
     @classmethod
     def _from_spec(cls, spec: Any, source: str, eos: str | None) -> "Tokenizer":

@@ -1,5 +1,7 @@
 """Teachers: models that have something to say of every token of a text, in numbers."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -64,11 +66,10 @@ class HuggingFaceTeacher:
         begins: bool = True,
         gguf_file: str | None = None,
     ) -> None:
-        if dtype not in DTYPES:
-            raise InputError(f"dtype is {dtype!r} but must be one of {', '.join(DTYPES)}.")
+        kind = check_dtype(dtype)
         how: dict[str, Any] = {} if gguf_file is None else {"gguf_file": gguf_file}
         self.source, self.layer, self.seed, self.random = str(source), layer, seed, random
-        self.dtype, self.model = dtype, _load(str(source), DTYPES[dtype], random, seed, how)
+        self.dtype, self.model = dtype, _load(str(source), kind, random, seed, how)
         self.model = self.model.to(device).eval().requires_grad_(False)
         config = self.model.config
         layers = config.num_hidden_layers
@@ -102,25 +103,41 @@ class HuggingFaceTeacher:
 
 def _load(source: str, dtype: torch.dtype, random: bool, seed: int, how: dict[str, Any]) -> Any:
     """The model, or an error: never another one in its place."""
+    with transformers_of(source) as transformers:
+        if not random:
+            return transformers.AutoModel.from_pretrained(source, dtype=dtype, **how)
+        config = transformers.AutoConfig.from_pretrained(source, **how)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return transformers.AutoModel.from_config(config, dtype=dtype)
+
+
+@contextmanager
+def transformers_of(source: str) -> Iterator[Any]:
+    """Hugging Face's transformers, to load a teacher with; what fails is said in a sentence."""
     try:
-        from transformers import AutoConfig, AutoModel
+        import transformers
     except ImportError:
         raise InputError(
             f"The teacher {source} needs Hugging Face's transformers; pip install 'hmmlm[hf]'."
         ) from None
     try:
-        if not random:
-            return AutoModel.from_pretrained(source, dtype=dtype, **how)
-        config = AutoConfig.from_pretrained(source, **how)
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            return AutoModel.from_config(config, dtype=dtype)
+        yield transformers
+    except InputError:
+        raise
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(
             f"The teacher {source} cannot be loaded: {said} Give a folder that transformers reads, "
             f"or a name on the hub."
         ) from error
+
+
+def check_dtype(dtype: str) -> torch.dtype:
+    """The type of numbers with this name."""
+    if dtype not in DTYPES:
+        raise InputError(f"dtype is {dtype!r} but must be one of {', '.join(DTYPES)}.")
+    return DTYPES[dtype]
 
 
 def check_teacher(teacher: Teacher, vocab_size: int) -> None:

@@ -1,0 +1,192 @@
+"""A causal language model of Hugging Face's, to draw text from."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import tokenizers
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hmmlm.data.tokenizer import Tokenizer
+from hmmlm.data.unfinished import signature
+from hmmlm.distill.teachers import check_dtype, transformers_of
+from hmmlm.errors import InputError
+
+CAUSAL_TOLERANCE = 1e-4
+"""What a token may change before it, as a share of what it changes at its own place."""
+
+
+class DrawnText(NamedTuple):
+    """The tokens of a text, and log p of each given those before it; NaN where it was not drawn."""
+
+    tokens: Int[np.ndarray, " T"]
+    log_probs: Float[np.ndarray, " T"]
+
+
+class CausalTeacher:
+    """A causal language model of Hugging Face's, from a folder or the hub, and its tokenizer.
+
+    A text begins after `first_id`, the model's own first token, or its end token where it has none,
+    and is over after any of `end_ids`. `tokenizer.eos_id` is the first of those.
+    `signature` is another where the model is another.
+    """
+
+    def __init__(
+        self,
+        source: str | Path,
+        *,
+        dtype: str = "float32",
+        device: torch.device | str = "cpu",
+        gguf_file: str | None = None,
+    ) -> None:
+        kind, source = check_dtype(dtype), str(source)
+        how: dict[str, Any] = {} if gguf_file is None else {"gguf_file": gguf_file}
+        with transformers_of(source) as transformers:
+            model, found = transformers.AutoModelForCausalLM.from_pretrained(
+                source, dtype=kind, output_loading_info=True, **how
+            )
+            _check_weights(source, found)
+            ends = _end_ids(model, source)
+            self.tokenizer = _read_tokenizer(transformers, source, how, ends[0])
+        self.model = model.to(device).eval().requires_grad_(False)
+        first = getattr(model.config, "bos_token_id", None)
+        self.first_id: int = ends[0] if first is None else first
+        self.end_ids = ends
+        self.name = f"{source}{f'/{gguf_file}' if gguf_file else ''}, {dtype}"
+        self.signature = [self.name, self.device.type, *_place(source, model)]
+        if self.tokenizer.vocab_size > model.config.vocab_size:
+            raise InputError(
+                f"The teacher {source} knows {model.config.vocab_size:,} ids but its tokenizer has "
+                f"{self.tokenizer.vocab_size:,}; take the tokens that were added out of it."
+            )
+        self._check_causal(source)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def max_length(self) -> int | None:
+        """The longest text that the model was made for, if it says so."""
+        return getattr(self.model.config, "max_position_embeddings", None)
+
+    @torch.no_grad()
+    def draw(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        length: int,
+        temperature: float = 1.0,
+        generator: torch.Generator,
+    ) -> list[DrawnText]:
+        """A text of at most `length` tokens after each prompt, prompt included; it may be empty.
+
+        Each token is drawn from softmax(logits / temperature) over all tokens of the tokenizer,
+        and its log p is that of this distribution.
+        """
+        rows, place = len(prompts), self.device
+        given = torch.full((rows, length), -1)
+        for row, ids in enumerate(prompts):
+            given[row, : len(ids)] = torch.tensor(ids, dtype=torch.long)
+        is_given, given = (given >= 0).to(place), given.to(place)
+        tokens = torch.zeros_like(given)
+        log_probs = torch.full((rows, length), torch.nan, device=place)
+        sizes = torch.full((rows,), length, device=place)
+        last, cache = torch.full((rows,), self.first_id, device=place), None
+        ends = torch.tensor(self.end_ids, device=place)
+        for step in range(length):
+            known, cache = self._next(last, cache, temperature)
+            if bool(known[:, 0].isnan().any()):  # one number that is none spoils its row
+                raise InputError(
+                    f"The teacher {self.name} gave a probability that is not a number; use --dtype "
+                    f"float32 or bfloat16, which hold larger ones."
+                )
+            drawn = torch.multinomial(known.exp(), 1, generator=generator)[:, 0]
+            last = torch.where(is_given[:, step], given[:, step], drawn)
+            tokens[:, step] = last
+            log_probs[:, step] = known.gather(1, last[:, None])[:, 0]
+            is_over = torch.isin(last, ends) & ~is_given[:, step]
+            sizes = torch.where(is_over, sizes.clamp(max=step + 1), sizes)
+            if bool((sizes <= step + 1).all()):
+                break
+        log_probs[is_given] = torch.nan
+        found = zip(tokens.cpu().numpy(), log_probs.cpu().numpy(), sizes.tolist(), strict=True)
+        return [DrawnText(ids[:size], scores[:size]) for ids, scores, size in found]
+
+    def _next(
+        self, last: Int[Tensor, " B"], cache: Any, temperature: float
+    ) -> tuple[Float[Tensor, "B V"], Any]:
+        """log p of each token after those in the cache and the last one, and the longer cache."""
+        made = self.model(input_ids=last[:, None], past_key_values=cache, use_cache=True)
+        logits = made.logits[:, -1, : self.tokenizer.vocab_size].float()
+        return torch.log_softmax(logits / temperature, -1), made.past_key_values
+
+    @torch.no_grad()
+    def _check_causal(self, source: str) -> None:
+        """Refuses an encoder, and a model that keeps what it has read in some other way."""
+        rows = torch.tensor([[0, 0], [0, 1]], device=self.device)
+        made = self.model(input_ids=rows, use_cache=True)
+        before, at = (made.logits[0] - made.logits[1]).float().abs().amax(-1).tolist()
+        if before > CAUSAL_TOLERANCE * at:
+            raise InputError(
+                f"The teacher {source} reads what comes after a token too, as encoders do, so no "
+                f"text can be drawn from it; give a causal language model."
+            )
+        if getattr(made, "past_key_values", None) is None:
+            raise InputError(
+                f"The teacher {source} keeps no keys and values of what it has read, which drawing "
+                f"goes on from; give a transformer."
+            )
+
+
+def _check_weights(source: str, found: dict[str, Any]) -> None:
+    missing = sorted({*found["missing_keys"], *map(str, found["mismatched_keys"])})
+    if missing:
+        raise InputError(
+            f"The teacher {source} lacks weights of a causal language model, such as {missing[0]}; "
+            f"give a model that was trained as one."
+        )
+
+
+def _end_ids(model: Any, source: str) -> list[int]:
+    for settings in (model.generation_config, model.config):
+        found = getattr(settings, "eos_token_id", None)
+        if found is not None:
+            return list(found) if isinstance(found, Sequence) else [found]
+    raise InputError(
+        f"The teacher {source} has no end token, so where a text is over is not known; set "
+        f"eos_token_id in its config.json."
+    )
+
+
+def _read_tokenizer(transformers: Any, source: str, how: dict[str, Any], eos_id: int) -> Tokenizer:
+    """That of the teacher's tokenizer.json, or of what transformers makes of other files."""
+    path = None
+    if not how:
+        path = transformers.utils.cached_file(
+            source, "tokenizer.json", _raise_exceptions_for_missing_entries=False
+        )
+    if path is not None:
+        text = Path(path).read_text(encoding="utf-8")
+    else:
+        text = transformers.AutoTokenizer.from_pretrained(source, **how).backend_tokenizer.to_str()
+    try:
+        eos = tokenizers.Tokenizer.from_str(text).id_to_token(eos_id)
+    except Exception as error:  # tokenizers raises bare Exception
+        raise InputError(f"The tokenizer of {source} cannot be read: {error}.") from None
+    if eos is None:
+        raise InputError(
+            f"The teacher {source} ends a text with the id {eos_id:,}, which its tokenizer does "
+            f"not have; set eos_token_id in its config.json."
+        )
+    return Tokenizer.from_json(text, source=f"The tokenizer of {source}", eos=eos)
+
+
+def _place(source: str, model: Any) -> list[Any]:
+    """The files of a folder, or the commit on the hub."""
+    if Path(source).is_dir():
+        return [signature(path) for path in sorted(Path(source).iterdir()) if path.is_file()]
+    return [getattr(model.config, "_commit_hash", None)]

@@ -1,0 +1,136 @@
+"""`hmmlm sample-corpus` and `hmmlm gap`: from a teacher to a model of it, and how far it is."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from commands import SOURCE, tree
+from hmmlm.data.shards import Corpus
+
+transformers = pytest.importorskip("transformers")
+
+DRAW = ["sample-corpus", "teacher", "--tokens=400", "--valid=100", "--length=12", "--batch-size=8"]
+
+
+@pytest.fixture
+def teacher(place) -> None:
+    """A tiny causal model that knows the ids of `corpus`, in the current folder."""
+    torch.manual_seed(0)
+    spec = json.loads(Path("corpus/tokenizer.json").read_text())
+    config = transformers.LlamaConfig(
+        vocab_size=len(spec["model"]["vocab"]),
+        hidden_size=8,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    model = transformers.LlamaForCausalLM(config)
+    model.lm_head.weight.data.normal_(0, 0.4)
+    model.save_pretrained("teacher")
+    Path("teacher/tokenizer.json").write_text(json.dumps(spec))
+
+
+def test_the_whole_way(teacher, call) -> None:
+    answer = call(*DRAW, "--out=new", "--json")
+    assert answer.status == 0, answer.err
+    said = json.loads(answer.out.splitlines()[-1])
+    assert said["splits"]["train"]["tokens"] >= 400 and said["tokens_per_second"] > 0
+    assert said["splits"]["test"]["tokens"] >= 20  # a twentieth of the training text
+    assert (
+        f"{said['splits']['valid']['tokens']} tokens" in answer.out and "of them cut" in answer.out
+    )
+    distil = (
+        '[data]\ncorpus = "new"\nlength = 16\nbatch_size = 4\n[train]\nepochs = 1\ndropout = 0\n'
+    )
+    distil += '[model]\nkind = "lowrank"\nstates = 6\nblocks = 0\nwidth = 4\n'
+    distil += '[distill]\nteacher = "teacher"\ntokens = 200\npoints = 100\n'
+    Path("run.toml").write_text(distil)
+    answer = call("distill", "run.toml", "--out=first")
+    assert answer.status == 0, answer.err
+    em = ["--kind=scalar", "--states=6", "--blocks=0", "--optimiser=em", "--epochs=3"]
+    answer = call("train", "new", *em, "--set=train.start=first", "--out=second")
+    assert answer.status == 0, answer.err
+    answer = call("gap", "second", "new", "--split=valid", "--json")
+    assert answer.status == 0, answer.err
+    found = json.loads(answer.out.splitlines()[-1])
+    whole = found["whole"]
+    assert whole["gap"] == pytest.approx(whole["model"] - whole["teacher"])
+    assert whole["teacher"] > 1 and 0 < whole["error"] < 1 and math.isfinite(whole["gap"])
+    assert [band["name"] for band in found["by_position"]] == ["1", "2-3", "4-7", "8-15"]
+    assert sum(band["tokens"] for band in found["by_frequency"]) == whole["tokens"]
+    lines = answer.out.splitlines()
+    assert "by position" in lines and "by frequency" in lines
+    assert f"{whole['gap']:.4f} nats per token (standard error {whole['error']:.4f})" in lines[-2]
+    # A text is what it was: `evaluate` reads the marks too.
+    answer = call("evaluate", "second", "new", "--split=valid", "--json")
+    assert json.loads(answer.out.splitlines()[-1])["tokens"] == said["splits"]["valid"]["tokens"]
+
+
+def test_prompts_and_held_out_text(teacher, call) -> None:
+    Path("prompts.txt").write_text("the red\n\na\n")
+    answer = call(*DRAW, "--out=new", "--test=0", "--prompts=prompts.txt", "--temperature=0.7")
+    assert answer.status == 0, answer.err
+    corpus = Corpus.open("new")
+    assert set(corpus.splits) == {"train", "valid"}
+    lines = corpus.tokenizer.decode(corpus.split("train")[0:400]).splitlines()
+    assert all(line.startswith(("the red", "a")[n % 2]) for n, line in enumerate(lines))
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_killed_in_the_middle_it_goes_on(teacher, call, sent) -> None:
+    slow = (
+        "import time, hmmlm.distill.causal as c; from hmmlm.cli import main\n"
+        "plain = c.CausalTeacher.draw\n"
+        "def draw(*a, **k): time.sleep(0.3); return plain(*a, **k)\n"
+        "c.CausalTeacher.draw = draw\nmain()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", slow, *DRAW, "--out=new"],
+        env={**os.environ, "PYTHONPATH": SOURCE},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    ends = time.monotonic() + 120
+    while not Path(".new.unfinished/state.json").exists() and time.monotonic() < ends:
+        time.sleep(0.01)
+    process.send_signal(sent)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == (130 if sent == signal.SIGINT else -sent), err
+    assert ("the same command goes on from there" in err) == (sent == signal.SIGINT)
+    answer = call(*DRAW, "--out=new")
+    assert answer.status == 0 and "Going on with the unfinished new." in answer.out
+    assert call(*DRAW, "--out=whole").status == 0
+    assert tree(Path("new")) == tree(Path("whole"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*DRAW, "--out=corpus"], "corpus already exists and is never overwritten; choose another"),
+        ([*DRAW, "--out=new", "--tokens=0"], "'0' is not a whole number of at least 1"),
+        ([*DRAW, "--out=new", "--temperature=0"], "'0' is not a number above 0"),
+        ([*DRAW, "--out=new", "--dtype=int8"], "'int8' is not one of float32, bfloat16, float16"),
+        ([*DRAW, "--out=new", "--prompts=none.txt"], "none.txt cannot be read: No such file"),
+        (["sample-corpus", "model", "--out=new", "--tokens=9"], "The teacher model cannot be load"),
+        (
+            ["gap", "model", "corpus"],
+            "corpus has no log-probabilities that a teacher gave its test",
+        ),
+        (["gap", "model", "corpus", "--split=other"], "corpus has no split 'other'; choose one"),
+        (["gap", "model", "text.txt"], "text.txt"),
+    ],
+)
+def test_what_is_refused(teacher, refused, arguments, message) -> None:
+    assert message in refused(*arguments)
