@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from hmmlm.errors import InputError
+from hmmlm.hugging_face import read_model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -66,10 +67,16 @@ class HuggingFaceTeacher:
     ) -> None:
         if dtype not in DTYPES:
             raise InputError(f"dtype is {dtype!r} but must be one of {', '.join(DTYPES)}.")
-        how: dict[str, Any] = {} if gguf_file is None else {"gguf_file": gguf_file}
         self.source, self.layer, self.seed, self.random = str(source), layer, seed, random
-        self.dtype, self.model = dtype, _load(str(source), DTYPES[dtype], random, seed, how)
-        self.model = self.model.to(device).eval().requires_grad_(False)
+        self.dtype = dtype
+        model = read_model(
+            self.source,
+            what="teacher",
+            dtype=DTYPES[dtype],
+            gguf_file=gguf_file or "",
+            seed=seed if random else None,
+        )
+        self.model = model.to(device).eval().requires_grad_(False)
         config = self.model.config
         layers = config.num_hidden_layers
         if not -layers - 1 <= layer <= layers:
@@ -98,29 +105,6 @@ class HuggingFaceTeacher:
         made = self.model(input_ids=ids, output_hidden_states=not is_last)
         found = made.last_hidden_state if is_last else made.hidden_states[self.layer]
         return found[:, -tokens.shape[1] :].float()
-
-
-def _load(source: str, dtype: torch.dtype, random: bool, seed: int, how: dict[str, Any]) -> Any:
-    """The model, or an error: never another one in its place."""
-    try:
-        from transformers import AutoConfig, AutoModel
-    except ImportError:
-        raise InputError(
-            f"The teacher {source} needs Hugging Face's transformers; pip install 'hmmlm[hf]'."
-        ) from None
-    try:
-        if not random:
-            return AutoModel.from_pretrained(source, dtype=dtype, **how)
-        config = AutoConfig.from_pretrained(source, **how)
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            return AutoModel.from_config(config, dtype=dtype)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(
-            f"The teacher {source} cannot be loaded: {said} Give a folder that transformers reads, "
-            f"or a name on the hub."
-        ) from error
 
 
 def check_teacher(teacher: Teacher, vocab_size: int) -> None:
