@@ -131,8 +131,8 @@ def test_settings_of_hmms_are_refused(refused, arguments, message):
 
 def test_an_unknown_kind_is_refused_with_the_nearest(refused):
     assert refused("train", "corpus", "--model=lstn", "--out=new") == (
-        "kind is 'lstn' but must be one of scalar, lowrank, mlp, transformer, feed_forward, lstm, "
-        "awd_lstm, hmm_rnn, decoder. Did you mean lstm?"
+        "kind is 'lstn' but must be one of scalar, lowrank, mlp, transformer, pretrained, "
+        "feed_forward, lstm, awd_lstm, hmm_rnn, decoder. Did you mean lstm?"
     )
 
 

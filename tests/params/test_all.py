@@ -1,5 +1,8 @@
 """What must hold of every parameterisation."""
 
+from importlib.util import find_spec
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -8,7 +11,7 @@ from hmmlm import inference
 from hmmlm.data.batches import Batch
 from hmmlm.errors import InputError
 from hmmlm.hmm import HMM
-from hmmlm.params import lowrank, mlp, scalar, transformer
+from hmmlm.params import lowrank, mlp, pretrained, scalar, transformer
 from hmmlm.params.dropout import keep_states
 from hmmlm.products import round_to_tf32
 from hmmlm.support import Support
@@ -38,6 +41,9 @@ SETTINGS = {
     "transformer": transformer.Settings(width=4, heads=2, depth=2),
     "three transformers": transformer.Settings(width=4, heads=2, depth=1, monolithic=False),
 }
+# GPT-2, whose layers are float64 throughout if they are asked to be: others have norms in float32.
+GPT2 = pretrained.Settings(str(Path(__file__).parent / "gpt2"), random=True, scale=1.0)
+SETTINGS |= {"pretrained": GPT2} if find_spec("transformers") else {}
 COMPOSED = {
     "composed lowrank": lowrank.Settings(width=4, composed=True),
     "composed mlp": mlp.Settings(width=4, composed=True),
@@ -258,7 +264,10 @@ def test_dropout_that_keeps_no_state_is_refused(rate: float) -> None:
         keep_states(Support.dense(3, 2), rate, torch.Generator())
 
 
-@pytest.mark.parametrize("name", ["lowrank", "released mlp", "monolithic mlp", "transformer"])
+ROUNDED = ["lowrank", "released mlp", "monolithic mlp", "transformer", "pretrained"]
+
+
+@pytest.mark.parametrize("name", [name for name in ROUNDED if name in SETTINGS])
 @pytest.mark.parametrize("support", SUPPORTS)
 @pytest.mark.parametrize("precision", ["bf16", "tf32"])
 def test_a_precision_rounds_the_factors_once(support, name, precision):

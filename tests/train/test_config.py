@@ -40,6 +40,7 @@ def test_nothing_given_is_a_whole_configuration():
 @pytest.mark.parametrize("kind", KINDS)
 def test_tables_come_back_as_they_were(kind):
     given = {"model": {"kind": kind, "states": 96, "blocks": 3}, "train": {"dropout_last": 0.1}}
+    given["model"] |= {"checkpoint": "folder"} if kind == "pretrained" else {}
     config = make_config(given)
     assert make_config(config.as_tables()) == config
     assert config.train.learning_rate == RECIPES[kind]["learning_rate"]
@@ -115,6 +116,8 @@ def test_what_is_refused(tables, message):
         ({"model": {"kind": "transformer", "heads": -4}}, "heads is -4 but must be at least 1"),
         ({"model": {"kind": "transformer", "start": "netwrok"}}, "start is 'netwrok' but must be"),
         ({"model": {"kind": "mlp", "layers": 3}}, "layers is 3 but must be 1 or 2"),
+        ({"model": {"kind": "pretrained"}}, r"kind pretrained needs model\.checkpoint: a folder"),
+        ({"model": {"kind": "pretrained", "depth": -1}}, "depth is -1 but must be at least 0"),
         ({"model": {"kind": "mlp", "width": 5, "composed": True}}, "The width is 5 but composed"),
         ({"model": {"width": 5, "composed": True}}, "The width is 5 but composed .* an even one"),
         ({"model": {"scale": -0.5}}, r"scale is -0\.5 but must be at least 0"),

@@ -1,12 +1,14 @@
 """What a step costs, beside what it does cost."""
 
 import dataclasses
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
 
 from costs import check_memory
-from hmmlm.params import lowrank, mlp, scalar, transformer
+from hmmlm.params import lowrank, mlp, pretrained, scalar, transformer
 from hmmlm.support import Support
 from hmmlm.train.config import make_config
 from hmmlm.train.estimate import count_parameters, estimate
@@ -29,13 +31,20 @@ SETTINGS = [
     transformer.Settings(width=8, depth=3),
     transformer.Settings(width=8, monolithic=False, composed=True),
 ]
+LLAMA = str(Path(__file__).parent / "llama")
+if find_spec("transformers"):
+    SETTINGS += [
+        pretrained.Settings(checkpoint=LLAMA, random=True),
+        pretrained.Settings(checkpoint=LLAMA, random=True, depth=1, bias=False),
+    ]
 
 
 @pytest.mark.parametrize("params", SETTINGS, ids=str)
 @pytest.mark.parametrize("blocks", [0, 4])
 def test_parameters_are_counted_as_they_are(params, blocks):
     model = {"states": 12, "blocks": blocks, "kind": params.__module__.split(".")[-1]}
-    config = dataclasses.replace(make_config({"model": model}), params=params)
+    config = make_config({"model": {**model, **dataclasses.asdict(params)}})
+    assert config.params == params
     clusters = torch.arange(20) % 4
     support = Support.from_clusters(clusters, 3) if blocks else Support.dense(20, 12)
     built = params.build(support, generator=torch.Generator())
@@ -75,6 +84,9 @@ ADAMW = [
     ("mlp", 512, 0, 0.0, 3000, {"monolithic": True}),
     ("transformer", 512, 32, 0.5, 3000, {}),
 ]
+if find_spec("transformers"):
+    named = {"checkpoint": LLAMA, "random": True}
+    ADAMW += [("pretrained", 512, 32, 0.5, 3000, named), ("pretrained", 512, 0, 0.0, 300, named)]
 COUNTING = [
     ("scalar", 256, 0, 5000, "em"),
     ("scalar", 512, 0, 5000, "em"),

@@ -125,6 +125,9 @@ def build_hmm(corpus: Any, config: Any, ranks: Any, indent: int, begun: Path | N
         model = config.params.build(support, word_probs=frequency, generator=generator).to(device)
         if config.learner.start:
             known["start"] = _take_layers(model, config, begun)
+        if config.model.kind == "pretrained":
+            known["checkpoint"] = digest(*model.networks.state_dict().values())
+            ranks.agree({"the content of checkpoint": known["checkpoint"]})
 
     def keep(described: dict[str, Any]) -> Model:
         with torch.no_grad():

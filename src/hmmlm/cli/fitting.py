@@ -11,7 +11,7 @@ from typing import Any
 
 from hmmlm.cli.building import build_hmm, build_other
 from hmmlm.cli.output import progress_bar, say, warn
-from hmmlm.cli.texts import check_validation
+from hmmlm.cli.texts import check_validation, is_path
 from hmmlm.errors import InputError
 from hmmlm.storage import check_space
 
@@ -144,7 +144,7 @@ def _describe(
     source = {}
     for name in FILES:
         table, _, key = name.partition(".")
-        if key in tables[table]:
+        if key in tables[table] and is_path(name, tables[table][key]):
             source[key] = str(Path(tables[table].pop(key)).absolute())
     about = {"config": tables, "corpus": corpus.identity()}
     return about | known, source

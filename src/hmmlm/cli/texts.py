@@ -100,9 +100,19 @@ def find_again(config: Any, run: Path) -> None:
 
     settings = flatten(config.as_tables())
     for name in FILES:
+        place = settings.get(name, "")
         # The weights of a model to start from are in a checkpoint, if there is one.
-        if name in settings and name != "train.start" and not Path(settings[name]).exists():
-            raise not_there(name, settings[name], run)
+        is_needed = place and name != "train.start" and is_path(name, place)
+        if is_needed and not Path(place).exists():
+            raise not_there(name, place, run)
+
+
+def is_path(name: str, place: str) -> bool:
+    """Whether a setting of `FILES` is a path: a checkpoint that is not there is a name on a hub.
+
+    A run that goes on names its own in full.
+    """
+    return name != "model.checkpoint" or Path(place).is_absolute() or Path(place).exists()
 
 
 def not_there(name: str, place: str, run: Path) -> InputError:
@@ -112,6 +122,7 @@ def not_there(name: str, place: str, run: Path) -> InputError:
         "corpus": "",
         "start": "--set train.start=",
         "states": "--set data.states=",
+        "checkpoint": "--set model.checkpoint=",
     }.get(key, f"--{key} ")
     return InputError(
         f"{place}, which the run in {run} began with, is not there; if it has moved, go on with "

@@ -57,8 +57,9 @@ def train(
         typer.Option(  # its name said: some versions of typer take a metavar like it instead
             "--kind",
             "--model",
-            help="What to train: an HMM by its parameterisation (scalar, lowrank, mlp or "
-            "transformer), or feed_forward, lstm, awd_lstm, hmm_rnn or decoder to compare with.",
+            help="What to train: an HMM by its parameterisation (scalar, lowrank, mlp, "
+            "transformer or pretrained), or feed_forward, lstm, awd_lstm, hmm_rnn or decoder to "
+            "compare with.",
             metavar="KIND",
         ),
     ] = None,

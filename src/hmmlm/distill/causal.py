@@ -12,8 +12,9 @@ from torch import Tensor
 
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.data.unfinished import signature
-from hmmlm.distill.teachers import check_dtype, transformers_of
+from hmmlm.distill.teachers import check_dtype
 from hmmlm.errors import InputError
+from hmmlm.hugging_face import reading
 
 CAUSAL_TOLERANCE = 1e-4
 """What a token may change before it, as a share of what it changes at its own place."""
@@ -44,7 +45,7 @@ class CausalTeacher:
     ) -> None:
         kind, source = check_dtype(dtype), str(source)
         how: dict[str, Any] = {} if gguf_file is None else {"gguf_file": gguf_file}
-        with transformers_of(source) as transformers:
+        with reading(source, "teacher") as transformers:
             model, found = transformers.AutoModelForCausalLM.from_pretrained(
                 source, dtype=kind, output_loading_info=True, **how
             )

@@ -1,16 +1,15 @@
 """Teachers: models that have something to say of every token of a text, in numbers."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from hmmlm.errors import InputError
+from hmmlm.hugging_face import read_model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -67,10 +66,16 @@ class HuggingFaceTeacher:
         gguf_file: str | None = None,
     ) -> None:
         kind = check_dtype(dtype)
-        how: dict[str, Any] = {} if gguf_file is None else {"gguf_file": gguf_file}
         self.source, self.layer, self.seed, self.random = str(source), layer, seed, random
-        self.dtype, self.model = dtype, _load(str(source), kind, random, seed, how)
-        self.model = self.model.to(device).eval().requires_grad_(False)
+        self.dtype = dtype
+        model = read_model(
+            self.source,
+            what="teacher",
+            dtype=kind,
+            gguf_file=gguf_file or "",
+            seed=seed if random else None,
+        )
+        self.model = model.to(device).eval().requires_grad_(False)
         config = self.model.config
         layers = config.num_hidden_layers
         if not -layers - 1 <= layer <= layers:
@@ -99,38 +104,6 @@ class HuggingFaceTeacher:
         made = self.model(input_ids=ids, output_hidden_states=not is_last)
         found = made.last_hidden_state if is_last else made.hidden_states[self.layer]
         return found[:, -tokens.shape[1] :].float()
-
-
-def _load(source: str, dtype: torch.dtype, random: bool, seed: int, how: dict[str, Any]) -> Any:
-    """The model, or an error: never another one in its place."""
-    with transformers_of(source) as transformers:
-        if not random:
-            return transformers.AutoModel.from_pretrained(source, dtype=dtype, **how)
-        config = transformers.AutoConfig.from_pretrained(source, **how)
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            return transformers.AutoModel.from_config(config, dtype=dtype)
-
-
-@contextmanager
-def transformers_of(source: str) -> Iterator[Any]:
-    """Hugging Face's transformers, to load a teacher with; what fails is said in a sentence."""
-    try:
-        import transformers
-    except ImportError:
-        raise InputError(
-            f"The teacher {source} needs Hugging Face's transformers; pip install 'hmmlm[hf]'."
-        ) from None
-    try:
-        yield transformers
-    except InputError:
-        raise
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(
-            f"The teacher {source} cannot be loaded: {said} Give a folder that transformers reads, "
-            f"or a name on the hub."
-        ) from error
 
 
 def check_dtype(dtype: str) -> torch.dtype:

@@ -9,7 +9,7 @@ from hmmlm.data.batches import Packed, Streams, Windows
 from hmmlm.data.shards import TokenArray
 from hmmlm.errors import InputError, counted
 from hmmlm.evaluate import parse_mode
-from hmmlm.params import lowrank, mlp, scalar, transformer
+from hmmlm.params import lowrank, mlp, pretrained, scalar, transformer
 from hmmlm.train.checkpoint import Saving
 from hmmlm.train.distributed import ONE, Ranks
 from hmmlm.train.em import TIES
@@ -17,7 +17,13 @@ from hmmlm.train.loop import TrainSettings
 from hmmlm.train.loss import Dropout
 from hmmlm.train.tables import TABLES, check_table, nearest, take
 
-KINDS = {"scalar": scalar, "lowrank": lowrank, "mlp": mlp, "transformer": transformer}
+KINDS = {
+    "scalar": scalar,
+    "lowrank": lowrank,
+    "mlp": mlp,
+    "transformer": transformer,
+    "pretrained": pretrained,
+}
 """The parameterisations; each module has `Settings` with `build`."""
 
 RECIPES: dict[str, dict[str, Any]] = {
@@ -25,6 +31,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "lowrank": {"learning_rate": 0.03, "weight_decay": 0.04},
     "mlp": {"learning_rate": 0.01, "weight_decay": 0.04},
     "transformer": {"learning_rate": 0.003, "weight_decay": 0.04},
+    "pretrained": {"learning_rate": 0.0003, "weight_decay": 0.04},
 }
 """Where to start with each; the first three did well on the demo's text (docs/training.md)."""
 
@@ -61,9 +68,13 @@ FILES = (
     "data.labels",
     "data.states",
     "model.clusters",
+    "model.checkpoint",
     "train.start",
 )
-"""The settings that are paths, from the current folder if they are not absolute."""
+"""The settings that are paths, from the current folder if they are not absolute.
+
+A checkpoint may be a name on a hub instead.
+"""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from hmmlm.evaluate import BATCH_TOKENS, CHECKED_CELLS, CHECKED_ROWS
 from hmmlm.inference.recursion import SUMMED, TILED
 from hmmlm.ops.normaliser import KEPT
-from hmmlm.params import lowrank, mlp, scalar, transformer
+from hmmlm.params import lowrank, mlp, pretrained, scalar, transformer
 from hmmlm.train.config import Config
 
 LOST = 1.12
@@ -204,13 +204,15 @@ def _is_factored(params: Any, table: str) -> bool:
 
 def _networks(params: Any) -> int:
     """How many networks there are."""
-    if isinstance(params, mlp.Settings | transformer.Settings):
+    if isinstance(params, mlp.Settings | transformer.Settings | pretrained.Settings):
         return 1 if params.monolithic else 2 + params.destination + (params.start == "network")
     return 3 if isinstance(params, lowrank.Settings) and params.composed else 0
 
 
 def _network_size(params: Any) -> int:
     width = params.width
+    if isinstance(params, pretrained.Settings):
+        return params.shape.size
     if isinstance(params, transformer.Settings):
         return params.depth * (12 * width**2 + 13 * width) + 2 * width
     return params.layers * (width**2 + width) + 2 * width * params.layer_norm
@@ -218,6 +220,9 @@ def _network_size(params: Any) -> int:
 
 def _network_flops(params: Any, states: int, kept: int) -> int:
     """Operations of one network, forward only."""
+    if isinstance(params, pretrained.Settings):
+        shape = params.shape
+        return 2 * states * (shape.size + shape.depth * shape.width * states)
     if isinstance(params, transformer.Settings):
         return params.depth * 2 * states * params.width * (12 * params.width + states)
     return getattr(params, "layers", 2) * 2 * kept * params.width**2
@@ -225,6 +230,8 @@ def _network_flops(params: Any, states: int, kept: int) -> int:
 
 def _network_memory(params: Any, states: int, kept: int) -> int:
     """Numbers that one network keeps for its gradient."""
+    if isinstance(params, pretrained.Settings):
+        return 4 * params.shape.passed * states // 3  # a third of it for norms and rotations
     if isinstance(params, transformer.Settings):
         return 16 * params.depth * states * params.width
     return (1 + 2 * getattr(params, "layers", 2)) * kept * params.width
@@ -239,4 +246,5 @@ def _largest(config: Config, vocab_size: int, blocks: int) -> int:
     return max(
         states * (width if trans else states),
         vocab_size * (width if emit else states // blocks),
+        params.shape.largest if isinstance(params, pretrained.Settings) else 0,
     )

@@ -5,6 +5,7 @@ import math
 
 from hmmlm.errors import InputError
 from hmmlm.hmm import HMM
+from hmmlm.params import pretrained
 from hmmlm.train.config import Config
 
 
@@ -14,8 +15,17 @@ def with_sizes(config: Config, tokens: int, vocab_size: int, tags: int = 0) -> t
     About one state for 25 tokens, a power of two from 64 to 4,096, of which a word of a text with
     many words has 32: the shape that did best on the demo's text. Where every word has all states
     they are 256 at most, for a step then takes time in their square. With `tags` it is a multiple
-    of their number and every word has all states.
+    of their number and every word has all states. More states than a pretrained model can read are
+    refused.
     """
+    config, reason = _chosen(config, tokens, vocab_size, tags)
+    if isinstance(config.params, pretrained.Settings):
+        assert config.model.states is not None
+        config.params.check_states(config.model.states)
+    return config, reason
+
+
+def _chosen(config: Config, tokens: int, vocab_size: int, tags: int) -> tuple[Config, str]:
     model = config.model
     if (tags or model.states_per_word) and model.blocks is None and not model.clusters:
         model = dataclasses.replace(model, blocks=0)
