@@ -1,6 +1,7 @@
 """Teachers: models that have something to say of every token of a text, in numbers."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -27,6 +28,22 @@ class Teacher(Protocol):
     def vocab_size(self) -> int: ...
 
     def hidden(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]: ...
+
+
+@runtime_checkable
+class Predicting(Teacher, Protocol):
+    """One that may have a language-modelling `head`.
+
+    head() . hidden(tokens) are logits of the next words, up to a number for each word. None where
+    there is no head that reads what is `hidden`.
+    """
+
+    def head(self) -> Float[Tensor, "V D"] | None: ...
+
+
+def head_of(teacher: Teacher) -> Float[Tensor, "V D"] | None:
+    """The language-modelling head of a teacher, if it has one."""
+    return teacher.head() if isinstance(teacher, Predicting) else None
 
 
 @dataclass(frozen=True)
@@ -68,8 +85,8 @@ class HuggingFaceTeacher:
             raise InputError(f"dtype is {dtype!r} but must be one of {', '.join(DTYPES)}.")
         how: dict[str, Any] = {} if gguf_file is None else {"gguf_file": gguf_file}
         self.source, self.layer, self.seed, self.random = str(source), layer, seed, random
-        self.dtype, self.model = dtype, _load(str(source), DTYPES[dtype], random, seed, how)
-        self.model = self.model.to(device).eval().requires_grad_(False)
+        self.dtype, self.how = dtype, how
+        self.model = self._load("AutoModel")[0].to(device).eval().requires_grad_(False)
         config = self.model.config
         layers = config.num_hidden_layers
         if not -layers - 1 <= layer <= layers:
@@ -99,22 +116,60 @@ class HuggingFaceTeacher:
         found = made.last_hidden_state if is_last else made.hidden_states[self.layer]
         return found[:, -tokens.shape[1] :].float()
 
+    def head(self) -> Float[Tensor, "V D"] | None:
+        """The output embeddings, which read the last layer; encoders and other layers have none."""
+        return self._head
 
-def _load(source: str, dtype: torch.dtype, random: bool, seed: int, how: dict[str, Any]) -> Any:
-    """The model, or an error: never another one in its place."""
+    @cached_property
+    def _head(self) -> Float[Tensor, "V D"] | None:
+        from transformers.models.auto.modeling_auto import (
+            MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL,
+        )
+        from transformers.models.auto.modeling_auto import (
+            MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED,
+        )
+
+        config = self.model.config
+        kind, is_last = config.model_type, self.layer in (-1, config.num_hidden_layers)
+        if not is_last or kind not in CAUSAL or kind in MASKED:  # encoders can be made causal
+            return None
+        if config.tie_word_embeddings:
+            return self.model.get_input_embeddings().weight.detach().float()
+        whole, missing = self._load("AutoModelForCausalLM")
+        head = whole.get_output_embeddings()
+        # What a folder lacks, transformers draws; that is nobody's head.
+        if head is None or any(whole.get_parameter(name) is head.weight for name in missing):
+            return None
+        return head.weight.detach().float()
+
+    def _load(self, kind: str) -> tuple[Any, set[str]]:
+        return _load(kind, self.source, DTYPES[self.dtype], self.random, self.seed, self.how)
+
+
+def _load(
+    kind: str, source: str, dtype: torch.dtype, random: bool, seed: int, how: dict[str, Any]
+) -> tuple[Any, set[str]]:
+    """The model by a class of transformers, or an error: never another one in its place.
+
+    With it the names of the weights that are not in the folder.
+    """
     try:
-        from transformers import AutoConfig, AutoModel
+        import transformers
     except ImportError:
         raise InputError(
             f"The teacher {source} needs Hugging Face's transformers; pip install 'hmmlm[hf]'."
         ) from None
     try:
+        door = getattr(transformers, kind)
         if not random:
-            return AutoModel.from_pretrained(source, dtype=dtype, **how)
-        config = AutoConfig.from_pretrained(source, **how)
+            model, found = door.from_pretrained(
+                source, dtype=dtype, output_loading_info=True, **how
+            )
+            return model, set(found["missing_keys"])
+        config = transformers.AutoConfig.from_pretrained(source, **how)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            return AutoModel.from_config(config, dtype=dtype)
+            return door.from_config(config, dtype=dtype), set()
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(
