@@ -42,6 +42,7 @@ CASES: dict[str, dict[str, Any]] = {
     "streams": {"params": scalar.Settings(), "dropout": 0.5, "layout": "streams"},
     "uniform": {"params": lowrank.Settings(width=6), "dropout": 0.6, "support": "uniform"},
     "accumulate": {"params": lowrank.Settings(width=6), "train": ACCUMULATE},
+    "frozen": {"params": lowrank.Settings(width=6), "dropout": 0.25, "thaw": 0.6},
     "em": {"params": scalar.Settings(), "learner": "em", "train": {"schedule": "power"}},
     "baum-welch": {"params": scalar.Settings(), "learner": "em", "train": BAUM_WELCH},
     "gem": {"params": lowrank.Settings(width=6), "learner": "gem", "train": BAUM_WELCH},
@@ -89,7 +90,11 @@ def make_training(name: str, ranks: Ranks = ONE) -> Training:
         seed=3,
         ranks=ranks,
     )
-    return Training(Sgd(model, lossy, settings, ranks), batches, settings=settings)
+    frozen, thaw = [], case.get("thaw", 0.0)
+    if thaw:
+        frozen = [model.words, model.embeddings["emit"].weight]
+    learner = Sgd(model, lossy, settings, ranks, frozen=frozen, thaw=thaw)
+    return Training(learner, batches, settings=settings)
 
 
 def run(name: str, ranks: Ranks = ONE, state: State | None = None) -> dict[str, Any]:

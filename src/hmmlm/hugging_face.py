@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from hmmlm.errors import InputError
 
@@ -48,6 +50,29 @@ def read_model(
         if missing:
             raise OSError(f"it has no weights of {missing[0]} ({len(missing):,} are missing).")
     return model
+
+
+def read_head(
+    source: str, *, what: str, dtype: torch.dtype, gguf_file: str = "", seed: int | None = None
+) -> Float[Tensor, "V D"] | None:
+    """The output embeddings of a causal language model; None where it has none of its own."""
+    how = {"gguf_file": gguf_file} if gguf_file else {}
+    with reading(source, what) as transformers, torch.random.fork_rng():
+        door, missing = transformers.AutoModelForCausalLM, []
+        if seed is None:
+            whole, found = door.from_pretrained(
+                source, dtype=dtype, output_loading_info=True, **how
+            )
+            missing = found["missing_keys"]
+        else:
+            torch.manual_seed(seed)
+            config = transformers.AutoConfig.from_pretrained(source, **how)
+            whole = door.from_config(config, dtype=dtype)
+        head = whole.get_output_embeddings()
+        # What a folder lacks, transformers draws; that is nobody's head.
+        if head is None or any(whole.get_parameter(name) is head.weight for name in missing):
+            return None
+        return head.weight.detach().float()
 
 
 def outline(source: str, config: Any, *, what: str) -> Any:

@@ -162,6 +162,97 @@ def test_a_run_goes_on_with_its_own_states_alone(ready, monkeypatch) -> None:
     assert ready("train", "--resume=run", "--set=data.states=moved").status == 0
 
 
+def first_weights(monkeypatch) -> list[dict]:
+    """What models have when they begin to learn, from here on, and what of it is held."""
+    from hmmlm.train.sgd import Sgd
+
+    seen, plain = [], Sgd.__init__
+
+    def look(self, model, *given, **how):
+        held = {name for name, p in model.named_parameters() if any(p is q for q in how["frozen"])}
+        seen.append({name: value.clone() for name, value in model.state_dict().items()})
+        seen[-1] |= {"held": held, "until": how["thaw"]}
+        plain(self, model, *given, **how)
+
+    monkeypatch.setattr(Sgd, "__init__", look)
+    return seen
+
+
+BOTH = ["--set=train.begin_with=both", "--set=train.frozen=0.3"]
+
+
+@pytest.mark.parametrize("dim", [4, 0])
+def test_embeddings_begin_with_the_centres_and_the_head(ready, dim, monkeypatch) -> None:
+    from hmmlm.distill.labels import read_states
+    from hmmlm.neural_model import load_model
+
+    seen = first_weights(monkeypatch)
+    options = [*BOTH, f"--set=distill.dim={dim}", f"--set=model.width={dim or 8}"]
+    answer = ready("distill", "run.toml", "--out=new", *options)
+    assert answer.status == 0, answer.err
+    (kept,) = Path("corpus").glob("states-*")
+    labels, _ = read_states(kept)
+    if dim == 0:
+        assert labels.head.equal(load_model("teacher").network.words)
+    # The same under hmmlm train, with what is kept.
+    Path("plain.toml").write_text(RUN.partition("[distill]")[0])
+    again = [*BOTH, options[-1], f"--set=data.states={kept}"]
+    assert ready("train", "plain.toml", "--out=again", *again).status == 0
+    assert len(seen) == 2
+    for weights in seen:
+        assert weights["words"].equal(labels.head)
+        tables = [value for name, value in weights.items() if name.startswith("embeddings")]
+        assert len(tables) == 3 and all(table.equal(labels.centres) for table in tables)
+        assert len(weights["held"]) == 4 and "words" in weights["held"] and weights["until"] == 0.3
+    assert steps("again") == steps("new")
+
+
+@pytest.mark.parametrize("number", [3, 60])
+def test_a_training_goes_on_before_and_after_a_thaw(ready, number, monkeypatch) -> None:
+    options = [*BOTH, "--set=distill.dim=4"]
+    assert ready("distill", "run.toml", "--out=whole", *options).status == 0
+    assert 3 < 0.3 * len(steps("whole")) < 60 < len(steps("whole"))
+    plain, read = Windows._batch, 0
+
+    def count(self: Windows, epoch: int, index: int):
+        nonlocal read
+        read += 1
+        if read == number:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return plain(self, epoch, index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Windows, "_batch", count)
+        assert ready("distill", "run.toml", "--out=run", *options).status == 128 + signal.SIGTERM
+    assert ready("train", "--resume=run").status == 0
+    assert steps("run") == steps("whole")
+    same = [Path(name, "model.safetensors").read_bytes() for name in ("whole", "run")]
+    assert same[0] == same[1]
+
+
+def test_beginnings_that_do_not_fit(ready, refused) -> None:
+    """Refused before the teacher reads anything."""
+    wide = ["--set=train.begin_with=centres"]
+    said = refused("distill", "run.toml", "--out=new", *wide)
+    assert "has width 4 and what decoder " in said and "gives has 8 numbers; set distill.di" in said
+    said = refused("distill", "run.toml", "--out=new", *wide, "--set=distill.dim=3")
+    assert "gives has 3 numbers; set distill.dim=4 if the teacher has as many, or model.wi" in said
+    said = refused("train", "corpus", "--out=new", *wide)
+    assert "no states of a teacher to take it from; set data.states, the folder that hmm" in said
+
+
+def test_an_encoder_gives_no_head(ready) -> None:
+    transformers = pytest.importorskip("transformers")
+    how = {"vocab_size": 99, "hidden_size": 4, "intermediate_size": 8}
+    config = transformers.BertConfig(**how, num_hidden_layers=1, num_attention_heads=1)
+    transformers.BertModel(config).save_pretrained("encoder")
+    options = ["--set=distill.teacher=encoder", "--set=train.begin_with=head"]
+    answer = ready("distill", "run.toml", "--out=new", *options)
+    assert answer.status == 2 and not Path("new").exists()
+    assert "the labels of encoder, layer -1, float32 have no head: a causal model" in answer.err
+    assert not list(Path("corpus").glob("states-*"))
+
+
 def test_states_within_blocks(ready) -> None:
     options = ["--set=model.states=12", "--set=model.blocks=4", "--set=data.layout=packed"]
     assert ready("distill", "run.toml", "--out=new", *options, "--set=data.reset=true").status == 0

@@ -262,6 +262,39 @@ def test_what_em_refuses(tables, message):
         make_config(tables)
 
 
+def beginning(model: dict, what: str = "both", **train) -> dict:
+    return {"model": model, "train": {"begin_with": what, **train}}
+
+
+FREE = {"factor_init": False, "factor_trans": False, "factor_emit": False}
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        (beginning({}, "centroids"), "begin_with is 'centroids' but must be one of none, centres"),
+        (beginning({}, frozen=1.5), r"frozen is 1\.5 but must be a share, from 0 to 1"),
+        (beginning({}, "none", frozen=0.5), "begin_with is none, so nothing can be frozen; set be"),
+        (beginning({"kind": "scalar"}), "kind scalar has no embeddings; use kind lowrank, mlp or"),
+        (beginning({"composed": True}, "centres"), "are shared in part; leave composed out"),
+        (beginning({"factor_emit": False}, "head"), "have no embeddings; leave factor_emit out"),
+        (beginning(FREE, "centres"), "begin_with is centres but factor_emit is false"),
+        (beginning({"kind": "lstm"}), "begin_with is a setting of HMMs but kind is lstm; leave it"),
+    ],
+)
+def test_beginnings_that_a_model_has_no_place_for(tables, message):
+    with pytest.raises(InputError, match=message):
+        make_config(tables, NEURAL)
+
+
+def test_beginnings_that_it_has_a_place_for():
+    for kind in ("lowrank", "mlp", "transformer"):
+        config = make_config(beginning({"kind": kind}, frozen=0.04))
+        assert make_config(config.as_tables()) == config and config.learner.frozen == 0.04
+    make_config(beginning({"composed": True}, "head"))
+    make_config(beginning({"factor_emit": False}, "centres"))
+
+
 def test_sizes_with_tags_are_multiples_of_their_number():
     config, reason = with_sizes(make_config(EM), 25_000, 5000, tags=45)
     assert (config.model.states, config.model.blocks) == (270, 0)

@@ -16,7 +16,8 @@ class Built(NamedTuple):
 
     `face` gives the model as it is evaluated, `keep` as it is kept, with facts for its config.
     `known` is what must be the same when a run goes on; `start` begins a new run in a folder.
-    `shown` are the states of the first tokens.
+    `shown` are the states of the first tokens, `given` the parameters that begin with what their
+    teacher knows.
     """
 
     config: Any
@@ -30,6 +31,7 @@ class Built(NamedTuple):
     labels: Any = None
     label_of_state: Any = None
     shown: Any = None
+    given: Any = ()
     start: Callable[[Any], None] | None = None
 
 
@@ -67,6 +69,7 @@ def build_hmm(corpus: Any, config: Any, ranks: Any, indent: int, begun: Path | N
     import torch
 
     from hmmlm.baselines.ngram import Unigram
+    from hmmlm.distill.beginnings import begin as begin_with
     from hmmlm.distill.labels import read_states
     from hmmlm.evaluate import HmmLM
     from hmmlm.model import Model
@@ -76,6 +79,12 @@ def build_hmm(corpus: Any, config: Any, ranks: Any, indent: int, begun: Path | N
     from hmmlm.train.memory import check_tables
     from hmmlm.train.sizes import with_sizes
 
+    what, given = config.learner.begin_with, []
+    if what != "none" and not config.data.states:
+        raise InputError(
+            f"train.begin_with is {what} but there are no states of a teacher to take it from; set "
+            f"data.states, the folder that hmmlm distill made, or use hmmlm distill."
+        )
     tokens, words, device = corpus.split("train"), corpus.tokenizer, ranks.device
     config, start = _start(corpus, config, ranks, begun)
     labels, label_of_state = open_labels(corpus, config), None
@@ -128,6 +137,8 @@ def build_hmm(corpus: Any, config: Any, ranks: Any, indent: int, begun: Path | N
         if config.model.kind == "pretrained":
             known["checkpoint"] = digest(*model.networks.state_dict().values())
             ranks.agree({"the content of checkpoint": known["checkpoint"]})
+        if shown is not None and what != "none":
+            given = begin_with(model, shown, what)
 
     def keep(described: dict[str, Any]) -> Model:
         with torch.no_grad():
@@ -149,6 +160,7 @@ def build_hmm(corpus: Any, config: Any, ranks: Any, indent: int, begun: Path | N
         labels=labels,
         label_of_state=label_of_state,
         shown=shown,
+        given=given,
         start=None if start is None else begin,
     )
 

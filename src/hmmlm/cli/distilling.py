@@ -72,6 +72,7 @@ def distill(
         sized, _ = with_sizes(config, len(corpus.split("train")), size)
         support, _ = make_support(corpus, sized, 0)
         teacher = _teacher(mind, how.seed, corpus, ranks.device)
+        _check_beginning(config, teacher, how)
         states = _make_states(teacher, corpus, support, how, ranks.device)
         if folder is None:
             if json:
@@ -82,6 +83,21 @@ def distill(
     say(f"{counted(result['steps'], 'step')} in {result['seconds']:.1f} s; wrote {folder}")
     if json:
         print_json({**result, "states": str(states)})
+
+
+def _check_beginning(config: Any, teacher: Any, how: Any) -> None:
+    """Refuses what could not begin with the teacher's numbers, before it reads the text."""
+    import torch
+
+    from hmmlm.distill.beginnings import check_beginning
+    from hmmlm.distill.teachers import head_of
+
+    what = config.learner.begin_with
+    if what == "none":
+        return
+    found = how.dim or teacher.hidden(torch.zeros(1, 1, dtype=torch.long)).shape[2]
+    has_head = what == "centres" or head_of(teacher) is not None
+    check_beginning(what, config.params.width, found, has_head, teacher.name)
 
 
 def _make_states(teacher: Any, corpus: Any, support: Any, how: Any, device: str) -> Path:
@@ -117,6 +133,9 @@ class _Ours:
 
         with torch.no_grad():
             return self.network.hidden(tokens.to(self.network.device)).float()
+
+    def head(self) -> Any:
+        return self.network.words.detach().float()
 
 
 def _teacher(mind: Any, seed: int, corpus: Any, device: str) -> Any:

@@ -56,6 +56,7 @@ def fit(
         built.support,
         eos_id=words.eos_id,
         label_of_state=built.label_of_state,
+        given=built.given,
         ranks=ranks,
     )
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from hmmlm.data.shards import TokenArray
 from hmmlm.distill.kmeans import k_means, nearest
 from hmmlm.distill.points import find_axes
-from hmmlm.distill.teachers import Teacher, check_teacher
+from hmmlm.distill.teachers import Teacher, check_teacher, head_of
 from hmmlm.errors import InputError
 from hmmlm.storage import new_folder
 from hmmlm.support import Support
@@ -53,12 +53,16 @@ class LabelSettings:
 class StateLabels(NamedTuple):
     """`states` of the first tokens of a text, the `centres` of all states, and how they came to be.
 
-    A state that no token could be given has a centre of NaN.
+    A state that no token could be given has a centre of NaN. `head` is the teacher's for the words
+    of the text, if it has one, in the space of the centres. Where that is of principal directions,
+    head . centre lacks head . mean, a number for each word, which is dropped: models have a bias
+    for that, which starts with how frequent words are.
     """
 
     states: Integer[np.ndarray, " N"]
     centres: Float[Tensor, "Z D"]
     about: dict[str, Any]
+    head: Float[Tensor, "V D"] | None = None
 
     def parallel(self, tokens: TokenArray) -> TokenArray:
         """As `_Batches` takes them: parallel to a text, a state and 1, or 0 where none is known."""
@@ -107,7 +111,11 @@ def find_states(
         states[begin:end] = _label(part, rows[reader.words(begin, end)], centres, support)
     share = {} if axes is None else {"share": axes.share}
     about = {"teacher": teacher.name, "settings": asdict(settings), "inertia": inertia, **share}
-    return StateLabels(states, _by_state(centres, support), about)
+    head = head_of(teacher)
+    if head is not None:
+        head = head[: support.vocab_size]
+        head = (head if axes is None else axes.turn(head)).to("cpu", copy=True)
+    return StateLabels(states, _by_state(centres, support), about, head)
 
 
 class _Reader:
@@ -199,7 +207,9 @@ def write_states(folder: Path, labels: StateLabels, identity: str) -> None:
     """Labels as a folder, whole or not at all."""
     with new_folder(folder) as made:
         np.save(made / "states.npy", labels.states)
-        save_file({"centres": labels.centres}, made / "centres.safetensors")
+        tensors = {"centres": labels.centres}
+        tensors |= {} if labels.head is None else {"head": labels.head}
+        save_file(tensors, made / "centres.safetensors")
         about = {"format": FORMAT, "identity": identity, **labels.about}
         (made / "about.json").write_text(json.dumps(about, indent=1) + "\n")
 
@@ -210,7 +220,8 @@ def read_states(folder: Path) -> tuple[StateLabels, str]:
         about = json.loads((folder / "about.json").read_text())
         found, name = about.pop("format"), about.pop("identity")
         states = np.load(folder / "states.npy", mmap_mode="r", allow_pickle=False)
-        centres = load_file(folder / "centres.safetensors")["centres"]
+        tensors = load_file(folder / "centres.safetensors")
+        centres = tensors["centres"]
     except FileNotFoundError as error:
         missing = Path(error.filename).name
         raise InputError(f"{folder} has no labels: {missing} is missing.") from None
@@ -221,4 +232,4 @@ def read_states(folder: Path) -> tuple[StateLabels, str]:
             f"{folder} has the format {found!r} but this version reads {FORMAT!r}; make the labels "
             f"anew."
         )
-    return StateLabels(states, centres, about), name
+    return StateLabels(states, centres, about, tensors.get("head")), name

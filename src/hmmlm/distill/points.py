@@ -61,6 +61,15 @@ class Pca(NamedTuple):
         mean, axes = self.mean.to(points), self.axes.to(points)
         return (points - mean) @ axes.T
 
+    @full_products()
+    def turn(self, vectors: Float[Tensor, "n D"]) -> Float[Tensor, "n d"]:
+        """Vectors in these directions, from where they start: no mean is taken away.
+
+        Of a point x, turn(v) . apply(x) is v . x less v . mean, which is the same for all points,
+        and less what the directions leave out of x.
+        """
+        return vectors @ self.axes.to(vectors).T
+
 
 @full_products()
 def find_axes(points: Points, dim: int, *, device: torch.device | str = "cpu") -> Pca:

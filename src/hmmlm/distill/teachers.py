@@ -1,15 +1,16 @@
 """Teachers: models that have something to say of every token of a text, in numbers."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from hmmlm.errors import InputError
-from hmmlm.hugging_face import read_model
+from hmmlm.hugging_face import read_head, read_model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -28,6 +29,22 @@ class Teacher(Protocol):
     def vocab_size(self) -> int: ...
 
     def hidden(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]: ...
+
+
+@runtime_checkable
+class Predicting(Teacher, Protocol):
+    """One that may have a language-modelling `head`.
+
+    head() . hidden(tokens) are logits of the next words, up to a number for each word. None where
+    there is no head that reads what is `hidden`.
+    """
+
+    def head(self) -> Float[Tensor, "V D"] | None: ...
+
+
+def head_of(teacher: Teacher) -> Float[Tensor, "V D"] | None:
+    """The language-modelling head of a teacher, if it has one."""
+    return teacher.head() if isinstance(teacher, Predicting) else None
 
 
 @dataclass(frozen=True)
@@ -68,13 +85,9 @@ class HuggingFaceTeacher:
         kind = check_dtype(dtype)
         self.source, self.layer, self.seed, self.random = str(source), layer, seed, random
         self.dtype = dtype
-        model = read_model(
-            self.source,
-            what="teacher",
-            dtype=kind,
-            gguf_file=gguf_file or "",
-            seed=seed if random else None,
-        )
+        self.how: dict[str, Any] = {"dtype": kind, "gguf_file": gguf_file or ""}
+        self.how["seed"] = seed if random else None
+        model = read_model(self.source, what="teacher", **self.how)
         self.model = model.to(device).eval().requires_grad_(False)
         config = self.model.config
         layers = config.num_hidden_layers
@@ -104,6 +117,27 @@ class HuggingFaceTeacher:
         made = self.model(input_ids=ids, output_hidden_states=not is_last)
         found = made.last_hidden_state if is_last else made.hidden_states[self.layer]
         return found[:, -tokens.shape[1] :].float()
+
+    def head(self) -> Float[Tensor, "V D"] | None:
+        """The output embeddings, which read the last layer; encoders and other layers have none."""
+        return self._head
+
+    @cached_property
+    def _head(self) -> Float[Tensor, "V D"] | None:
+        from transformers.models.auto.modeling_auto import (
+            MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL,
+        )
+        from transformers.models.auto.modeling_auto import (
+            MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED,
+        )
+
+        config = self.model.config
+        kind, is_last = config.model_type, self.layer in (-1, config.num_hidden_layers)
+        if not is_last or kind not in CAUSAL or kind in MASKED:  # encoders can be made causal
+            return None
+        if config.tie_word_embeddings:
+            return self.model.get_input_embeddings().weight.detach().float()
+        return read_head(self.source, what="teacher", **self.how)
 
 
 def check_dtype(dtype: str) -> torch.dtype:

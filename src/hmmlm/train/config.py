@@ -57,10 +57,15 @@ HMM_TRAIN = (
     "tie",
     "gradient_steps",
     "start",
+    "begin_with",
+    "frozen",
 )
 """Settings of the train table that are for HMMs alone."""
 
 LAYOUTS = ("packed", "streams", "windows")
+
+BEGINNINGS = ("none", "centres", "head", "both")
+"""What `data.states` has for the embeddings of states, of words, or of both."""
 
 FILES = (
     "data.corpus",
@@ -197,7 +202,9 @@ class LearnerSettings:
 
     `pseudocount` and `tie` are those of `em.Em`, `gradient_steps` that of `gem.GeneralisedEm`.
     `start` is a model's folder whose tables training begins with (kind scalar), or a decoder's,
-    whose layers do (kind transformer).
+    whose layers do (kind transformer). `begin_with` is what embeddings begin with of that which
+    `data.states` has of a teacher: the "centres" of its clusters for states, its "head" for words,
+    or "both"; for the first share `frozen` of all steps they stay as they are.
     """
 
     optimiser: str = "adamw"
@@ -205,9 +212,12 @@ class LearnerSettings:
     tie: str = "none"
     gradient_steps: int = 10
     start: str = ""
+    begin_with: str = "none"
+    frozen: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, offered in (("optimiser", tuple(LEARNING)), ("tie", TIES)):
+        choices = {"optimiser": tuple(LEARNING), "tie": TIES, "begin_with": BEGINNINGS}
+        for name, offered in choices.items():
             if getattr(self, name) not in offered:
                 raise InputError(
                     f"{name} is {getattr(self, name)!r} but must be one of {', '.join(offered)}."
@@ -216,6 +226,13 @@ class LearnerSettings:
             raise InputError(f"pseudocount is {self.pseudocount} but must be at least 0.")
         if self.gradient_steps < 1:
             raise InputError(f"gradient_steps is {self.gradient_steps} but must be at least 1.")
+        if not 0 <= self.frozen <= 1:
+            raise InputError(f"frozen is {self.frozen} but must be a share, from 0 to 1.")
+        if self.frozen and self.begin_with == "none":
+            raise InputError(
+                f"frozen is {self.frozen} but begin_with is none, so nothing can be frozen; set "
+                f"begin_with, or leave frozen out."
+            )
 
     @property
     def is_descent(self) -> bool:
@@ -374,6 +391,7 @@ def _check_learner(config: Config) -> None:
         raise InputError(
             "train.start gives one transformer its layers but monolithic is false; leave it out."
         )
+    _check_beginning(config)
     if learner.is_descent:
         for setting, ruled_out in (
             ("pseudocount", learner.pseudocount > 0),
@@ -420,6 +438,30 @@ def _check_learner(config: Config) -> None:
         raise InputError(
             f"learning_rate is {train.learning_rate} but that of em is the weight of the new "
             f"tables: at most 1, which is Baum-Welch."
+        )
+
+
+def _check_beginning(config: Config) -> None:
+    """Refuses parameterisations without the embeddings that `begin_with` is for."""
+    what, kind, params = config.learner.begin_with, config.model.kind, config.params
+    if what == "none":
+        return
+    if kind == "scalar":
+        raise InputError(
+            f"train.begin_with is {what} but kind scalar has no embeddings; use kind lowrank, mlp "
+            f"or transformer."
+        )
+    if what != "head" and params.composed:
+        raise InputError(
+            f"train.begin_with is {what} but composed embeddings are shared in part; leave "
+            f"composed out."
+        )
+    if kind != "lowrank" or params.factor_emit:
+        return
+    if what != "centres" or not (params.factor_init or params.factor_trans):
+        raise InputError(
+            f"train.begin_with is {what} but factor_emit is false: emissions have no embeddings; "
+            f"leave factor_emit out."
         )
 
 

@@ -85,6 +85,7 @@ class GraphedSteps:
         self.may_capture = True
         self.widths = Widths(loss.can_widen)
         self.level: float | None = None
+        self.held: tuple[nn.Parameter, ...] = ()
         self.lost = False  # whether the last step was not taken because digits were lost
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         self.ahead: tuple[Batch, Tensor] | None = None  # the next batch, packed
@@ -126,6 +127,11 @@ class GraphedSteps:
             peek = None  # the next batch is ready
         self.lost = True
         return None
+
+    def hold(self, parameters: tuple[nn.Parameter, ...]) -> None:
+        """From here on these parameters stay as they are; graphs of others would not do."""
+        self.forget()
+        self.held = parameters
 
     def forget(self) -> None:
         """Lets go of all graphs; others are captured in memory of their own."""
@@ -220,6 +226,8 @@ class GraphedSteps:
         """The loss, the norm of the gradient, and whether the step was left out, (3,)."""
         self.optimiser.zero_grad()
         made = self.loss.differentiate(*unpack(packed), level, self.settings.precision, wide)
+        for parameter in self.held:
+            parameter.grad = None
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
         numbers = norm + made.value

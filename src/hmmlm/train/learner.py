@@ -1,5 +1,7 @@
 """The learner of a configuration."""
 
+from collections.abc import Iterable
+
 from jaxtyping import Int
 from torch import Tensor, nn
 
@@ -23,9 +25,13 @@ def make_learner(
     *,
     eos_id: int,
     label_of_state: Int[Tensor, " Z"] | None = None,
+    given: Iterable[nn.Parameter] = (),
     ranks: Ranks = ONE,
 ) -> Learner:
-    """What trains a model, by the configuration's optimiser; one without a support is no HMM."""
+    """What trains a model, by the configuration's optimiser; one without a support is no HMM.
+
+    `given` are the parameters that a teacher has given what they begin with.
+    """
     learner, data = config.learner, config.data
     reset_id, carry = eos_id if data.reset else None, data.layout == "streams"
     if learner.is_descent:
@@ -44,7 +50,16 @@ def make_learner(
                 ranks=ranks,
             )
         full = data.batch_size * data.length if data.vary_length else 0
-        return Sgd(model, loss, config.train, ranks, optimiser=learner.optimiser, full_tokens=full)
+        return Sgd(
+            model,
+            loss,
+            config.train,
+            ranks,
+            optimiser=learner.optimiser,
+            full_tokens=full,
+            frozen=given,
+            thaw=learner.frozen,
+        )
     expectation = Expectation(
         reset_id=reset_id,
         label_of_state=label_of_state,

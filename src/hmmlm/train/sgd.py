@@ -43,6 +43,9 @@ class Sgd:
 
     With `full_tokens` the rate is that of a step of so many tokens, and in proportion for others.
 
+    Parameters that are `frozen` stay as they are, without decay, until a share `thaw` of training
+    is over; the optimiser knows nothing of them before. They have no part in the gradient's norm.
+
     Several `ranks` take a step together, each on its rows: the mean is over the tokens of all, and
     all have the same weights afterwards.
 
@@ -63,9 +66,13 @@ class Sgd:
         *,
         optimiser: str = "adamw",
         full_tokens: int = 0,
+        frozen: Iterable[nn.Parameter] = (),
+        thaw: float = 0.0,
     ) -> None:
         self.model, self.loss, self.settings, self.ranks = model, loss, settings, ranks
         self.full_tokens = full_tokens
+        self.frozen, self.thaw = tuple(frozen), thaw
+        self.held: tuple[nn.Parameter, ...] = ()  # those that are frozen now
         self.shared = None
         if ranks.ranks > 1:
             self.shared = DistributedDataParallel(_Whole(model, loss), gradient_as_bucket_view=True)
@@ -94,6 +101,7 @@ class Sgd:
     can_be_left = False  # a loss may draw numbers and carry something on with every batch
 
     def step(self, batches: Iterable[Batch], rate: float, done: float) -> Step:
+        self._hold(self.frozen if done < self.thaw else ())
         if self.graphed is None:
             return self._step(batches, rate, done)
         (batch,) = batches = list(batches)
@@ -110,6 +118,13 @@ class Sgd:
         with without_kernels() if asked else nullcontext():
             return self._step(batches, rate, done)
 
+    def _hold(self, parameters: tuple[nn.Parameter, ...]) -> None:
+        """Lets these parameters stay as they are, and others learn."""
+        if len(parameters) != len(self.held):
+            self.held = parameters
+            if self.graphed is not None:
+                self.graphed.hold(parameters)
+
     def _rate(self, rate: float, tokens: int | float) -> float:
         """The learning rate of a step of so many tokens."""
         return rate * tokens / self.full_tokens if self.full_tokens else rate
@@ -124,6 +139,8 @@ class Sgd:
                 nats = self._try(batch, done) if tokens == 0 else self._add(batch, done)
             value += nats * batch.num_tokens
             tokens += batch.num_tokens
+        for parameter in self.held:
+            parameter.grad = None
         value, tokens = self.ranks.total(value, tokens)
         for parameter in self.model.parameters():
             if parameter.grad is not None:
