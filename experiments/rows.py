@@ -141,7 +141,7 @@ class Row:
         if kept.get("train.dropout", "0.0") != "0.0":
             kept["train.dropout"] = "0.5"
         needed = {"data.batch_size", "data.length"}
-        needed |= set() if self.kind == "scalar" else {"model.width"}
+        needed |= set() if self.kind in ("scalar", "pretrained") else {"model.width"}
         needed |= {"model.embedding"} if self.kind in ("awd_lstm", "hmm_rnn") else set()
         kept |= {key: value for key, value in TINY.items() if key in needed or key in kept}
         if "data.shown" in kept:

@@ -201,7 +201,12 @@ class Runner:
         told = []
         if row.taught is not None:
             told.append(f"data.states={json.dumps(str(self._states(row, row.taught)))}")
-        if row.layers is not None:
+        if row.kind == "pretrained" and row.layers is not None:
+            place = _write_llama(self.given.work) if row.text else self._teacher(row, row.layers)
+            told.append(f"model.checkpoint={json.dumps(str(place))}")
+            of_file = [part for part in row.layers.options if part.startswith("distill.gguf")]
+            told += [part.replace("distill.", "model.") for part in of_file]
+        elif row.layers is not None:
             told.append(f"train.start={json.dumps(str(self._teacher(row, row.layers)))}")
         return told
 
@@ -506,6 +511,18 @@ def _write_builtin(folder: Path) -> None:
 
     splits = {name: lines[:300] for name, lines in builtin_sentences().items()}
     write_corpus(folder, Tokenizer.words(splits["train"], min_count=2), splits)
+
+
+def _write_llama(work: Path) -> Path:
+    """A tiny language model of Hugging Face's, to see one running."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = (work / "teachers/llama").absolute()
+    if not folder.exists():
+        sizes = {"hidden_size": 16, "intermediate_size": 32, "vocab_size": 8}
+        heads = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+        LlamaForCausalLM(LlamaConfig(**sizes, **heads)).save_pretrained(folder)
+    return folder
 
 
 def _write_head(folder: Path, whole: Path) -> None:

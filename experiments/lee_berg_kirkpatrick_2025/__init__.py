@@ -14,14 +14,20 @@ def tables() -> dict[str, ModuleType]:
         figure2,
         figure3,
         figure4,
+        figure5,
         figure6,
+        figure7,
         figure8,
         ptb,
         rates,
         table1,
         table2,
         table3,
+        table4,
     )
 
-    modules = (rates, figure1, figure2, table1, figure3, figure8, figure4, figure6, table2, table3)
-    return {module.EXPERIMENT: module for module in (*modules, baum_welch, ptb)}
+    modules = (
+        rates, figure1, figure2, table1, figure3, figure8, figure4, figure6, figure7, table4,
+        table2, table3, figure5, baum_welch, ptb,
+    )  # fmt: skip
+    return {module.EXPERIMENT: module for module in modules}

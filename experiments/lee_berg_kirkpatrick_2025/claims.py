@@ -5,8 +5,18 @@ from itertools import pairwise
 from statistics import mean
 from typing import Any, NamedTuple
 
-from experiments.lee_berg_kirkpatrick_2025 import figure1, figure2, figure4, figure6, figure8
+from experiments.lee_berg_kirkpatrick_2025 import (
+    figure1,
+    figure2,
+    figure4,
+    figure5,
+    figure6,
+    figure7,
+    figure8,
+    table4,
+)
 from experiments.lee_berg_kirkpatrick_2025.baum_welch import RATES as WEIGHTS
+from experiments.lee_berg_kirkpatrick_2025.recipes import decoder
 from experiments.verdicts import Missing, Verdict, judge_each
 
 Line = Mapping[str, Any]
@@ -162,6 +172,28 @@ def _transfer(found: Found) -> tuple[bool, str]:
     return helps and given[high] > 0.99 * drawn[high], f"drawn / given, {told}"
 
 
+def _checkpoints(found: Found) -> tuple[bool, str]:
+    """Of decoders that have read more the tables are not better."""
+    names = [decoder(length).name for length in figure7.LENGTHS]
+    values = [found("figure7", name) for name in names]
+    told = ", ".join(f"{n} {v:.1f}" for n, v in zip(names, values, strict=True))
+    return values[-1] > 0.99 * values[0], told
+
+
+def _little(found: Found) -> tuple[bool, str]:
+    values = {row: found.spread("table4", row) for row in table4.PAPER}
+    told = ", ".join(f"{row} {value}" for row, value in values.items())
+    return values["pretrained, LVD"].middle >= 0.98 * values["random, LVD"].middle, told
+
+
+def _beginnings(found: Found) -> tuple[bool, str]:
+    titles = figure5.BEGINNINGS.values()
+    rows = [row for title in titles for row in (title, f"{title}, frozen")]
+    values = {row: found.spread("figure5", row) for row in ("LVD", *rows)}
+    told = ", ".join(f"{row} {value}" for row, value in values.items())
+    return all(values[row].middle > values["LVD"].middle for row in rows), told
+
+
 def _beats_baum_welch(found: Found) -> tuple[bool, str]:
     rows = [f"Baum-Welch, rate {rate}" for rate in WEIGHTS] + ["Baum-Welch, power schedule"]
     best = min(rows, key=lambda row: found("baum_welch", row))
@@ -198,6 +230,9 @@ CLAIMS: tuple[tuple[str, Check], ...] = (
     ("The non-monolithic transformer is the worst", _worst),
     ("LVD brings seeds closer together", _calmer),
     ("Transfer helps, unless the rate is high", _transfer),
+    ("A stronger checkpoint is no better (by more than 1%)", _checkpoints),
+    ("Transfer adds little to LVD (at most 2%)", _little),
+    ("Centres and the head as a beginning hurt, frozen or not", _beginnings),
     ("Descent beats mini-batch Baum-Welch, in perplexity and in time", _beats_baum_welch),
     ("Training and test text are nearly alike (within 5%)", _alike),
     (

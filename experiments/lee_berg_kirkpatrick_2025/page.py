@@ -11,7 +11,9 @@ from experiments.lee_berg_kirkpatrick_2025 import (
     figure2,
     figure3,
     figure4,
+    figure5,
     figure6,
+    figure7,
     figure8,
     rates,
     tables,
@@ -71,15 +73,16 @@ def _table(module: ModuleType, found: Found) -> str:
 
 def _rates(module: ModuleType, found: Found) -> str:
     """Validation perplexity of each model by rate, the best in bold."""
-    head = ["model", *(f"{rate:g}" for rate in rates.RATES)]
+    every = sorted({*rates.RATES, *rates.LOW}, reverse=True)
+    head = ["model", *(f"{rate:g}" for rate in every)]
     made = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name in rates.NAMES:
         values = {}
-        for rate in rates.RATES:
+        for rate in every:
             with suppress(Missing):
                 values[rate] = found.spread("rates", f"{name}, rate {rate}", "val").middle
         best = min(values.values(), default=0.0)
-        cells = [f"{values[rate]:.1f}" if rate in values else "" for rate in rates.RATES]
+        cells = [f"{values[rate]:.1f}" if rate in values else "" for rate in every]
         marked = [f"**{cell}**" if cell == f"{best:.1f}" else cell for cell in cells]
         if values:
             made.append(f"| {name} | {' | '.join(marked)} |")
@@ -172,6 +175,6 @@ def draw(lines: Sequence[Line], folder: Path) -> dict[str, str]:
         for name in ("drawn", "layers of the decoder")
     }
     curves(figure6, rates, across="learning rate", base=10)
-    for module in (figure3, figure4, figure8):
+    for module in (figure3, figure4, figure5, figure7, figure8):
         points(module)
     return made

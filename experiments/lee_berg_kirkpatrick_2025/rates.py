@@ -6,7 +6,7 @@ Deviations from the paper:
 - It names only one rate, 0.4, that of the scalar HMM in its figure 3.
 """
 
-from experiments.lee_berg_kirkpatrick_2025.recipes import MODELS, SEEDS, SHORT, train
+from experiments.lee_berg_kirkpatrick_2025.recipes import MODELS, SEEDS, SHORT, SMOLLM2, train
 from experiments.lee_berg_kirkpatrick_2025.table3 import VARIANTS
 from experiments.runner import main
 
@@ -15,11 +15,21 @@ RATES = (0.4, 0.1, 0.03, 0.01, 0.003)
 
 NAMES = MODELS | VARIANTS
 
+LOW = (0.003, 0.001, 3e-4, 1e-4, 3e-5)
+"""Those of SmolLM2, whose weights a high one would spoil."""
+
 ROWS = tuple(
     row
     for name, model in NAMES.items()
-    for rate in RATES
-    for row in train(f"{name}, rate {rate}", model, tokens=SHORT, seeds=SEEDS[:1], rate=rate)
+    for rate in (LOW if model[0] == "pretrained" else RATES)
+    for row in train(
+        f"{name}, rate {rate}",
+        model,
+        tokens=SHORT,
+        seeds=SEEDS[:1],
+        rate=rate,
+        layers=SMOLLM2 if model[0] == "pretrained" else None,
+    )
 )
 
 if __name__ == "__main__":

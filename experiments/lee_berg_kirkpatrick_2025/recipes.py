@@ -33,6 +33,8 @@ MODELS: dict[str, Model] = {
     "MLP, monolithic": ("mlp", (*_MLP, "model.monolithic=true")),
     "TRF": ("transformer", (*_TRF, "model.monolithic=false")),
     "TRF, monolithic": ("transformer", _TRF),
+    "SmolLM2": ("pretrained", ("model.bias=false",)),
+    "SmolLM2, random": ("pretrained", ("model.bias=false", "model.random=true")),
 }
 
 
@@ -52,7 +54,7 @@ def network(*, split: bool, monolithic: bool, layers: int, skip: bool, relu: boo
 CHOSEN: dict[str, float] = {}
 """The learning rates that were best on validation with 10M tokens (`rates`); none has run yet."""
 
-USUAL = {"scalar": 0.1, "lowrank": 0.03, "mlp": 0.01, "transformer": 0.003}
+USUAL = {"scalar": 0.1, "lowrank": 0.03, "mlp": 0.01, "transformer": 0.003, "pretrained": 3e-4}
 """By kind, where none was chosen."""
 
 

@@ -11,12 +11,15 @@ from experiments.lee_berg_kirkpatrick_2025 import (
     figure2,
     figure3,
     figure4,
+    figure5,
     figure6,
+    figure7,
     figure8,
     ptb,
     table1,
     table2,
     table3,
+    table4,
     tables,
 )
 from experiments.lee_berg_kirkpatrick_2025.claims import judge
@@ -37,7 +40,8 @@ OF_WEB = [name for name, rows in EVERY.items() if rows[0].dataset == "web"]
 
 def heard(row: Row) -> list[str]:
     """What a row is told where its teacher is."""
-    places = {"data.states": row.taught, "train.start": row.layers}
+    begins = "model.checkpoint" if row.kind == "pretrained" else "train.start"
+    places = {"data.states": row.taught, begins: row.layers}
     return [f"{name}=x" for name, part in places.items() if part is not None]
 
 
@@ -184,6 +188,10 @@ def as_the_paper_says() -> list[dict]:
     shown = dict(zip(figure8.SHOWN, (530, 500, 470, 450, 449), strict=True))
     names = {f"{tokens / 1e6:g}M tokens": value for tokens, value in shown.items()}
     lines += lines_of(figure8, names | {"none": 540, "all 100M tokens": 700})
+    begun = {"LVD": 300.0} | {title: 310.0 for title in figure5.BEGINNINGS.values()}
+    lines += lines_of(figure5, begun | {f"{title}, frozen": 305 for title in begun})
+    lines += lines_of(figure7, {f"decoder, {number}M tokens": 333 for number in (1, 10, 100)})
+    lines += lines_of(table4, {name: paper for name, (_, _, paper) in table4.PAPER.items()})
     lines += lines_of(ptb, {"no teacher": 126, "decoder": 124})
     slow = dict.fromkeys((row.name for row in baum_welch.ROWS if "Baum" in row.name), 700.0)
     return lines + lines_of(baum_welch, slow | {"descent": 540})
@@ -209,7 +217,7 @@ def test_a_page_of_lines_and_one_of_none(tmp_path) -> None:
     assert "Not run yet: 4 rows." in empty and not list(tmp_path.iterdir())
     lines = as_the_paper_says()
     pictures = draw(lines, tmp_path)
-    assert set(pictures.values()) == {f"lee-figure{number}.svg" for number in (1, 2, 3, 4, 6, 8)}
+    assert set(pictures.values()) == {f"lee-figure{number}.svg" for number in range(1, 9)}
     text = section(lines, pictures)
     assert "| HMM | web | 512 | 7 | 540 | 540.0 (539.0-541.0) |" in text
     assert all(f"({name})" in text for name in pictures.values())
