@@ -53,7 +53,9 @@ def save_curves(
     _write(figure, path)
 
 
-def save_points(path: Path, points: Mapping[str, float | Ends], along: str) -> None:
+def save_points(
+    path: Path, points: Mapping[str, float | Ends], along: str, *, digits: int = 1
+) -> None:
     """A point for each name, from the top."""
     figure, axes = _page(height=1.2 + 0.3 * len(points))
     ends = [_ends(value) for value in points.values()]
@@ -65,8 +67,8 @@ def save_points(path: Path, points: Mapping[str, float | Ends], along: str) -> N
     axes.set_yticks(range(len(points)), list(points))
     axes.margins(x=0.15, y=0.08)
     for place, (value, _, high) in enumerate(ends):
-        axes.annotate(f"{value:.1f}", (high, place), xytext=(6, 0), textcoords="offset points",
-                      fontsize=8, va="center")  # fmt: skip
+        near = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
+        axes.annotate(f"{value:.{digits}f}", (high, place), fontsize=8, **near)
     axes.invert_yaxis()
     axes.tick_params(labelsize=8)
     axes.set_xlabel(along)

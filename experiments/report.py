@@ -54,7 +54,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=PAGE, help="the page; figures go beside it")
     given = parser.parse_args(words)
     lines = with_times(read_lines(given.lines), read_lines(given.times))
-    others = read_lines(given.distilled)
+    timed = given.distilled.with_name(f"{given.distilled.stem}_times.jsonl")
+    others = with_times(read_lines(given.distilled), read_lines(timed))
     is_rehearsed = any(line["config"]["text"] != line["dataset"] for line in (*lines, *others))
     if is_rehearsed and given.out.resolve() == PAGE.resolve():
         raise SystemExit(f"{given.lines} has lines of --smoke, which are no results; give --out.")

@@ -32,6 +32,9 @@ SLOW = (
 )
 """What it does without: rows that differ in nothing else share a training."""
 
+WHOLE = ("data.tokens", "data.shown", "train.begin_with", "train.frozen")
+"""What the head of a text does without."""
+
 BOTH = ("sentence", "streaming")
 
 
@@ -132,8 +135,10 @@ class Row:
         return method, self.blocks if is_like else self.blocks - 2
 
     def cut(self) -> "Row":
-        """The same training on the head of its text, once over."""
-        return replace(self, text=f"{self.text or self.dataset}{HEAD}", epochs=1)
+        """The same training on the head of its text, once over, without a teacher's states."""
+        kept = tuple(f"{key}={value}" for key, value in self.table.items() if key not in WHOLE)
+        text = f"{self.text or self.dataset}{HEAD}"
+        return replace(self, text=text, settings=kept, taught=None, epochs=1)
 
     def shrink(self) -> "Row":
         """The same kind of training in seconds."""

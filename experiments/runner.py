@@ -202,7 +202,7 @@ class Runner:
         if row.taught is not None:
             told.append(f"data.states={json.dumps(str(self._states(row, row.taught)))}")
         if row.kind == "pretrained" and row.layers is not None:
-            place = _write_llama(self.given.work) if row.text else self._teacher(row, row.layers)
+            place = self._teacher(row, row.layers) if not row.text else self._llama()
             told.append(f"model.checkpoint={json.dumps(str(place))}")
             of_file = [part for part in row.layers.options if part.startswith("distill.gguf")]
             told += [part.replace("distill.", "model.") for part in of_file]
@@ -210,17 +210,27 @@ class Runner:
             told.append(f"train.start={json.dumps(str(self._teacher(row, row.layers)))}")
         return told
 
+    def _llama(self) -> Path:
+        """A tiny language model of Hugging Face's, to see one running."""
+        folder = (self.given.work / "teachers/llama").absolute()
+        with self.making[str(folder)]:
+            if not folder.exists():
+                _write_llama(folder)
+        return folder
+
     def _teacher(self, row: Row, teacher: Teacher) -> Path:
         """The folder of a teacher; one of ours is trained once for each text."""
         if teacher.folder:
             return self.given.data / teacher.folder
         text, corpus = row.text or row.dataset, self.corpus(row)
         folder = self.given.work / "teachers" / f"{text}-{digest(teacher.settings)}"
+        done = folder.with_name(f"{folder.name}.done")  # one that failed has a folder too
         with self.making[str(folder)]:
-            if not (folder / "config.json").exists():
+            if not done.exists():
                 command = ["train", str(corpus), "--out", str(folder), "--resume-if-begun"]
                 command += ["--model=decoder", "--device", self.device]
                 self._call([*command, *(f"--set={change}" for change in teacher.settings)], folder)
+                done.touch()
         return folder.absolute()
 
     def _states(self, row: Row, taught: Taught) -> Path:
@@ -245,6 +255,7 @@ class Runner:
 
     def _call(self, words: Sequence[str], place: Path) -> str:
         """What a command of hmmlm says, which is written down beside a place."""
+        self.stop.check()
         place.parent.mkdir(parents=True, exist_ok=True)
         said, log = (place.with_name(f"{place.name}.{kind}") for kind in ("out", "log"))
         with self._started(words, said, log) as process:
@@ -513,16 +524,15 @@ def _write_builtin(folder: Path) -> None:
     write_corpus(folder, Tokenizer.words(splits["train"], min_count=2), splits)
 
 
-def _write_llama(work: Path) -> Path:
-    """A tiny language model of Hugging Face's, to see one running."""
+def _write_llama(folder: Path) -> None:
+    import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    folder = (work / "teachers/llama").absolute()
-    if not folder.exists():
-        sizes = {"hidden_size": 16, "intermediate_size": 32, "vocab_size": 8}
-        heads = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "vocab_size": 8}
+    heads = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
         LlamaForCausalLM(LlamaConfig(**sizes, **heads)).save_pretrained(folder)
-    return folder
 
 
 def _write_head(folder: Path, whole: Path) -> None:

@@ -6,7 +6,7 @@ Deviations from the paper: those of `recipes`.
 - The teacher is a decoder of ours that has read the text.
 """
 
-from experiments.lee_berg_kirkpatrick_2025.recipes import FULL, MODELS, lvd, train
+from experiments.lee_berg_kirkpatrick_2025.recipes import FULL, MODELS, SHORT, lvd, train
 from experiments.runner import main
 
 EXPERIMENT = "lee_berg_kirkpatrick_2025/figure8"
@@ -16,6 +16,8 @@ HMM = MODELS["HMM"]
 
 def shown(tokens: int) -> tuple:
     name, settings = f"{tokens / 1e6:g}M tokens", (f"data.shown={tokens}",)
+    if tokens == SHORT:  # all that have one
+        settings = ()
     return train(name, HMM, like="HMM", taught=lvd(), settings=settings)
 
 

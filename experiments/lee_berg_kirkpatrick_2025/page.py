@@ -42,9 +42,10 @@ def section(lines: Sequence[Line], pictures: Mapping[str, str]) -> str:
         f"| {made.claim} | {made.word} | {made.numbers} |" for made in judge(lines)
     ]  # fmt: skip
     parts = [HEAD, "\n".join(["## The paper's claims", "| | | |", "|---|---|---|", *verdicts, ""])]
+    found = Found(lines, is_whole=False)
     for experiment, module in tables().items():
         table = _rates if module is rates else _table
-        parts.append(table(module, Found(lines)))
+        parts.append(table(module, found))
         if experiment in pictures:
             parts.append(f"![{_title(module)}]({pictures[experiment]})\n")
         parts.append(_runs(experiment, lines))
@@ -73,7 +74,9 @@ def _table(module: ModuleType, found: Found) -> str:
 
 def _rates(module: ModuleType, found: Found) -> str:
     """Validation perplexity of each model by rate, the best in bold."""
-    every = sorted({*rates.RATES, *rates.LOW}, reverse=True)
+    every = sorted(
+        {*rates.RATES, *(r for some in rates.LOWER.values() for r in some)}, reverse=True
+    )
     head = ["model", *(f"{rate:g}" for rate in every)]
     made = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name in rates.NAMES:
@@ -128,7 +131,7 @@ def draw(lines: Sequence[Line], folder: Path) -> dict[str, str]:
     """The figures of which something is there, by experiment."""
     from experiments.drawing import save_curves, save_points
 
-    found, made = Found(lines), {}
+    found, made = Found(lines, is_whole=False), {}
     up = "test perplexity"
 
     def curves(module: ModuleType, wanted: Mapping[str, Mapping[float, str]], **how: Any) -> None:
@@ -148,12 +151,15 @@ def draw(lines: Sequence[Line], folder: Path) -> dict[str, str]:
     def points(module: ModuleType) -> None:
         table = module.EXPERIMENT.partition("/")[2]
         names = dict.fromkeys(row.name for row in module.ROWS)
+        # Of texts in different tokens perplexities cannot be compared.
+        is_mixed = len({row.dataset for row in module.ROWS}) > 1
+        key, along = ("bits_per_byte", "bits per byte") if is_mixed else ("test", up)
         known: dict[str, Spread] = {
-            name: found.spread(table, name) for name in names if has(table, name)
+            name: found.spread(table, name, key) for name in names if has(table, name)
         }
         if known:
             path = folder / f"lee-{table}.svg"
-            save_points(path, known, up)
+            save_points(path, known, along, digits=3 if is_mixed else 1)
             made[module.EXPERIMENT] = path.name
 
     def has(table: str, row: str) -> bool:

@@ -15,13 +15,14 @@ RATES = (0.4, 0.1, 0.03, 0.01, 0.003)
 
 NAMES = MODELS | VARIANTS
 
-LOW = (0.003, 0.001, 3e-4, 1e-4, 3e-5)
-"""Those of SmolLM2, whose weights a high one would spoil."""
+LOWER = {"transformer": (0.03, 0.01, 0.003, 0.001, 3e-4)}
+LOWER |= {"pretrained": (0.003, 0.001, 3e-4, 1e-4, 3e-5)}
+"""Of kinds that learn at lower ones."""
 
 ROWS = tuple(
     row
     for name, model in NAMES.items()
-    for rate in (LOW if model[0] == "pretrained" else RATES)
+    for rate in LOWER.get(model[0], RATES)
     for row in train(
         f"{name}, rate {rate}",
         model,

@@ -259,7 +259,7 @@ class HMM:
     def _kept_emissions(self, states: Int[Tensor, " S"], kept: Support) -> Float[Tensor, "V L"]:
         """The emissions of the states on their restricted support, renormalised."""
         if self.support.is_dense and kept.is_dense:
-            return emission_table(self.log_emit[:, states], kept)
+            return emission_table(self.log_emit.index_select(1, states), kept)
         order = self.support.moves(states)[:, : kept.width]
         return emission_table(self.log_emit.gather(1, order[self.support.row_of_word]), kept)
 

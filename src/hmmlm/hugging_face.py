@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hmmlm.data.unfinished import signature
 from hmmlm.errors import InputError
 
 
@@ -70,7 +71,8 @@ def read_head(
             whole = door.from_config(config, dtype=dtype)
         head = whole.get_output_embeddings()
         # What a folder lacks, transformers draws; that is nobody's head.
-        if head is None or any(whole.get_parameter(name) is head.weight for name in missing):
+        named = dict(whole.named_parameters())
+        if head is None or any(named.get(name) is head.weight for name in missing):
             return None
         return head.weight.detach().float()
 
@@ -79,6 +81,13 @@ def outline(source: str, config: Any, *, what: str) -> Any:
     """The model without its head and without numbers: its parameters have shapes alone."""
     with reading(source, what) as transformers, torch.device("meta"):
         return transformers.AutoModel.from_config(config)
+
+
+def place_of(source: str, config: Any) -> list[Any]:
+    """What tells a model from others: the files of its folder, or the commit on the hub."""
+    if Path(source).is_dir():
+        return [signature(path) for path in sorted(Path(source).iterdir()) if path.is_file()]
+    return [getattr(config, "_commit_hash", None)]
 
 
 def is_causal(model: Any) -> bool:
@@ -103,7 +112,8 @@ def reading(source: str, what: str) -> Iterator[Any]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        if Path(source).is_absolute() and not Path(source).exists():
+        is_folder = Path(source).is_absolute() or source.startswith((".", "~"))
+        if is_folder and not Path(source).exists():
             raise OSError("there is no such folder.")
         yield transformers
     except InputError:

@@ -281,7 +281,7 @@ def test_teachers_that_are_refused(tmp_path, kind, message) -> None:
 def test_numbers_that_are_none_are_told(folder) -> None:
     teacher = CausalTeacher(folder)
     teacher.model.lm_head.weight[5, 0] = torch.nan
-    with pytest.raises(InputError, match="gave a probability that is not a number; use --dtype"):
+    with pytest.raises(InputError, match="gave a probability that is not a number; use dtype"):
         teacher.draw([[]], length=2, generator=torch.Generator())
 
 

@@ -102,9 +102,14 @@ def build_hmm(corpus: Any, config: Any, ranks: Any, indent: int, begun: Path | N
         check_labels(support, label_of_state, labels, tokens, words)
         facts["labels"] = {"tags": tags, "states_per_tag": config.model.states // len(tags)}
     shown = None
+    if config.data.shown and not config.data.states:
+        raise InputError(
+            f"data.shown is {config.data.shown:,} but there are no states to show; give "
+            f"data.states too."
+        )
     if config.data.states:
         shown, known["states"] = read_states(Path(config.data.states))
-        shown = _first_states(shown, config.data)
+        shown = _first_states(shown, config.data, support, corpus.identity())
         check_states(support, shown.states, tokens, words)
         facts["states"] = shown.about
     if not config.learner.is_descent and (start is None or start.hmm is None):
@@ -165,9 +170,16 @@ def build_hmm(corpus: Any, config: Any, ranks: Any, indent: int, begun: Path | N
     )
 
 
-def _first_states(labels: Any, data: Any) -> Any:
+def _first_states(labels: Any, data: Any, support: Any, corpus: dict[str, Any]) -> Any:
     """Those of the tokens that are shown, and that are read at all."""
-    known = len(labels.states)
+    known, states = len(labels.states), len(labels.centres)
+    if states != support.num_states:
+        raise InputError(
+            f"{data.states} tells {counted(states, 'state')} apart but the model has "
+            f"{support.num_states:,}; make states for this model."
+        )
+    if labels.about.get("corpus", corpus) != corpus:
+        raise InputError(f"{data.states} has the states of another text; make them for this one.")
     if data.shown > known:
         raise InputError(
             f"data.shown is {data.shown:,} but {data.states} has states for {known:,} tokens; make "

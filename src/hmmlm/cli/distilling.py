@@ -113,6 +113,7 @@ def _make_states(teacher: Any, corpus: Any, support: Any, how: Any, device: str)
         return folder
     with progress_bar(f"Asking {teacher.name}", None):
         found = find_states(teacher, corpus.split("train"), support, how, device=device)
+        found.about["corpus"] = corpus.identity()
         write_states(folder, found, name)
     say(f"{teacher.name}: states of {len(found.states):,} tokens, in {folder}")
     return folder

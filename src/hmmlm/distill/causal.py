@@ -11,10 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hmmlm.data.tokenizer import Tokenizer
-from hmmlm.data.unfinished import signature
 from hmmlm.distill.teachers import check_dtype
 from hmmlm.errors import InputError
-from hmmlm.hugging_face import reading
+from hmmlm.hugging_face import place_of, reading
 
 CAUSAL_TOLERANCE = 1e-4
 """What a token may change before it, as a share of what it changes at its own place."""
@@ -57,7 +56,7 @@ class CausalTeacher:
         self.first_id: int = ends[0] if first is None else first
         self.end_ids = ends
         self.name = f"{source}{f'/{gguf_file}' if gguf_file else ''}, {dtype}"
-        self.signature = [self.name, self.device.type, *_place(source, model)]
+        self.signature = [self.name, self.device.type, *place_of(source, model.config)]
         if self.tokenizer.vocab_size > model.config.vocab_size:
             raise InputError(
                 f"The teacher {source} knows {model.config.vocab_size:,} ids but its tokenizer has "
@@ -102,7 +101,7 @@ class CausalTeacher:
             known, cache = self._next(last, cache, temperature)
             if bool(known[:, 0].isnan().any()):  # one number that is none spoils its row
                 raise InputError(
-                    f"The teacher {self.name} gave a probability that is not a number; use --dtype "
+                    f"The teacher {self.name} gave a probability that is not a number; use dtype "
                     f"float32 or bfloat16, which hold larger ones."
                 )
             drawn = torch.multinomial(known.exp(), 1, generator=generator)[:, 0]
@@ -184,10 +183,3 @@ def _read_tokenizer(transformers: Any, source: str, how: dict[str, Any], eos_id:
             f"not have; set eos_token_id in its config.json."
         )
     return Tokenizer.from_json(text, source=f"The tokenizer of {source}", eos=eos)
-
-
-def _place(source: str, model: Any) -> list[Any]:
-    """The files of a folder, or the commit on the hub."""
-    if Path(source).is_dir():
-        return [signature(path) for path in sorted(Path(source).iterdir()) if path.is_file()]
-    return [getattr(model.config, "_commit_hash", None)]

@@ -92,7 +92,7 @@ def find_states(
     number = min(settings.tokens, len(tokens))
     # In whole windows: an encoder makes something else of half of one.
     points = min(max(settings.points // settings.length, 1) * settings.length, number)
-    reader = _Reader(teacher, tokens, settings)
+    reader, head = _Reader(teacher, tokens, settings), head_of(teacher)
     known = reader.read(0, points)
     axes = None
     if settings.dim:
@@ -111,7 +111,6 @@ def find_states(
         states[begin:end] = _label(part, rows[reader.words(begin, end)], centres, support)
     share = {} if axes is None else {"share": axes.share}
     about = {"teacher": teacher.name, "settings": asdict(settings), "inertia": inertia, **share}
-    head = head_of(teacher)
     if head is not None:
         head = head[: support.vocab_size]
         head = (head if axes is None else axes.turn(head)).to("cpu", copy=True)

@@ -275,7 +275,7 @@ def _encode(prompts: Sequence[str], teacher: TextSource, length: int) -> list[li
         if len(ids) >= length:
             raise InputError(
                 f"Prompt {number:,} has {counted(len(ids), 'token')} but a text only {length:,}; "
-                f"make the prompt shorter or --length larger."
+                f"make the prompt shorter or the length larger."
             )
         if not set(ids).isdisjoint(teacher.end_ids):
             raise InputError(

@@ -1,5 +1,7 @@
 """Teachers: models that have something to say of every token of a text, in numbers."""
 
+import hashlib
+import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hmmlm.errors import InputError
-from hmmlm.hugging_face import read_head, read_model
+from hmmlm.hugging_face import place_of, read_head, read_model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -102,7 +104,14 @@ class HuggingFaceTeacher:
     def name(self) -> str:
         drawn = f", random {self.seed}" if self.random else ""
         first = "" if self.first_id is None else f", after {self.first_id}"
-        return f"{self.source}, layer {self.layer}, {self.dtype}{drawn}{first}"
+        return f"{self.source}{self._files}, layer {self.layer}, {self.dtype}{drawn}{first}"
+
+    @cached_property
+    def _files(self) -> str:
+        """What tells the files of a folder from others, or the commit on the hub."""
+        found = place_of(self.source, self.model.config)
+        file = f"/{self.how['gguf_file']}" if self.how["gguf_file"] else ""
+        return f"{file} {hashlib.sha256(json.dumps(found).encode()).hexdigest()[:8]}"
 
     @property
     def vocab_size(self) -> int:

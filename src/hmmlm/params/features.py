@@ -139,7 +139,7 @@ class Features(nn.Module):
         if "trans" in self.free:
             logits = self.trans_logits
             if states is not None and sources is not None:
-                logits = logits[sources][:, states]
+                logits = logits.index_select(0, sources).index_select(1, states)
             return Dense(torch.log_softmax(logits, 1), features.operand)
         left, right = features("source"), features("destination")
         norm = log_normaliser(left, right, operand=features.operand)

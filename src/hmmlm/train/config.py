@@ -122,9 +122,16 @@ class DataSettings:
         for name in ("shown", "tokens"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name} is {getattr(self, name):,} but must be at least 0.")
-        if self.shown and not self.states:
+        least = self.length if self.layout == "windows" else 1
+        if self.shown and not least <= self.shown <= (self.tokens or self.shown):
             raise InputError(
-                f"shown is {self.shown:,} but there are no states to show; give data.states too."
+                f"shown is {self.shown:,} but must be at least a window ({least:,}) and at most "
+                f"data.tokens ({self.tokens:,}, 0: all)."
+            )
+        if self.labels and self.tokens:
+            raise InputError(
+                "labels are those of a whole text but tokens trains on the head of one; cut text "
+                "and labels before, or leave tokens out."
             )
         if self.layout not in LAYOUTS:
             raise InputError(f"layout is {self.layout!r} but must be one of {', '.join(LAYOUTS)}.")
@@ -342,7 +349,12 @@ def _other_config(
     own = [field.name for field in dataclasses.fields(module.Settings)]
     of_hmms = {field.name for field in dataclasses.fields(ModelSettings)} - {"kind", *own}
     of_beliefs = {"reset_at_ends"} if data.get("reset_at_ends") is False else set()
-    refused = {"data": {"labels", "states", *of_beliefs}, "model": of_hmms, "train": set(HMM_TRAIN)}
+    of_beliefs |= {"shown"} if data.get("shown") else set()
+    refused = {
+        "data": {"labels", "states", *of_beliefs},
+        "model": of_hmms,
+        "train": set(HMM_TRAIN),
+    }
     for table, given in (("data", data), ("model", model), ("train", train)):
         for key in sorted(refused[table] & given.keys()):
             drops = [f"model.{name}" for name in own if "drop" in name]
