@@ -46,7 +46,7 @@ ONLY = {
     "errors": set(),
     "storage": {"errors"},
     "machine_code": set(),
-    "hugging_face": {"errors"},
+    "hugging_face": {"errors", "storage"},
     "products": set(),
     "ops": {"errors", "storage", "machine_code", "products", "transitions", "support", "results"},
     "data": {"errors", "storage"},

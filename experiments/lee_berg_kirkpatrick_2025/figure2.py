@@ -8,6 +8,8 @@ Deviations from the paper: those of `recipes`.
   parameters that is nearest. Rates are those of width 256.
 """
 
+from bisect import bisect_left
+
 from experiments.lee_berg_kirkpatrick_2025.recipes import MODELS, PART, SEEDS, Model, train
 from experiments.runner import main
 from hmmlm.train.config import make_config
@@ -37,8 +39,13 @@ def parameters(model: Model, states: int) -> int:
 
 def of_size(model: Model, states: int, number: int) -> Model:
     """The width that comes nearest to so many parameters."""
-    sizes = (of_width(model, width) for width in range(8, 2048, 8))
-    return min(sizes, key=lambda made: abs(parameters(made, states) - number))
+
+    def size(step: int) -> int:
+        return parameters(of_width(model, 8 * step), states)
+
+    step = bisect_left(range(256), number, 1, 256, key=size)  # sizes rise with the width
+    near = [some for some in (step - 1, step) if some >= 1]
+    return of_width(model, 8 * min(near, key=lambda some: abs(size(some) - number)))
 
 
 def curve(name: str, states: int) -> tuple:

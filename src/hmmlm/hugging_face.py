@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hmmlm.data.unfinished import signature
 from hmmlm.errors import InputError
+from hmmlm.storage import signature
 
 
 def read_config(source: str, *, what: str, gguf_file: str = "") -> Any:

@@ -208,3 +208,10 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def signature(path: Path) -> list[Any]:
+    """What is another if the file is another; a pipe is another every time."""
+    if not path.is_file():
+        return [str(path), os.urandom(8).hex()]
+    return [str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns]

@@ -18,8 +18,8 @@ from hmmlm.data.corpus import Block, TextSplits, block_lines, read_blocks, read_
 from hmmlm.data.processes import Processes, num_processors
 from hmmlm.data.shards import ShardWriter, hash_file, token_type, write_index
 from hmmlm.data.tokenizer import Tokenizer
-from hmmlm.data.unfinished import KeptFile, Unfinished, shard_files, signature
-from hmmlm.storage import work_folder
+from hmmlm.data.unfinished import KeptFile, Unfinished, shard_files
+from hmmlm.storage import signature, work_folder
 
 _BLOCK = 1 << 23  # bytes of text that a process takes at a time
 _SMALL = 1 << 25  # bytes of text that are done sooner than other processes have started

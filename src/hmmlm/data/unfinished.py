@@ -77,12 +77,5 @@ def shard_files(written: dict[str, Any], tokenizer: Tokenizer) -> list[KeptFile]
     ]
 
 
-def signature(path: Path) -> list[Any]:
-    """What is another if the file is another; a pipe is another every time."""
-    if not path.is_file():
-        return [str(path), os.urandom(8).hex()]
-    return [str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns]
-
-
 def _difference(found: dict[str, Any], recipe: dict[str, Any]) -> str | None:
     return next((why for why in recipe if found.get(why) != recipe[why]), None)
