@@ -7,14 +7,20 @@ from typing import Any
 
 from hmmlm.data.batches import Packed, Streams, Windows
 from hmmlm.data.shards import TokenArray
-from hmmlm.errors import InputError, counted
-from hmmlm.evaluate import parse_mode
+from hmmlm.errors import InputError
 from hmmlm.params import lowrank, mlp, pretrained, scalar, transformer
 from hmmlm.train.checkpoint import Saving
 from hmmlm.train.distributed import ONE, Ranks
-from hmmlm.train.em import TIES
 from hmmlm.train.loop import TrainSettings
 from hmmlm.train.loss import Dropout
+from hmmlm.train.settings import (
+    DESCENT,
+    LEARNING,
+    STEPWISE,
+    DataSettings,
+    LearnerSettings,
+    ModelSettings,
+)
 from hmmlm.train.tables import TABLES, check_table, nearest, take
 
 KINDS = {
@@ -35,21 +41,6 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 """Where to start with each; the first three did well on the demo's text (docs/training.md)."""
 
-_COUNTING = {"accumulate": 0, "schedule": "constant", "warmup_steps": 0, "weight_decay": 0.0}
-LEARNING: dict[str, dict[str, Any]] = {
-    "adamw": {},
-    "sgd": {},
-    "em": {"learning_rate": 1.0, "epochs": 30, "pseudocount": 0.01, **_COUNTING},
-    "gem": {"epochs": 30, **_COUNTING},
-}
-"""What an optimiser changes in the recipe of a kind."""
-
-STEPWISE = {"learning_rate": 0.7, "schedule": "power"}
-"""What some batches a step change in that of EM: at rate 1 a step would forget all others."""
-
-DESCENT = ("adamw", "sgd")
-"""The optimisers that follow the gradient of a loss."""
-
 HMM_TRAIN = (
     "dropout",
     "dropout_last",
@@ -61,11 +52,6 @@ HMM_TRAIN = (
     "frozen",
 )
 """Settings of the train table that are for HMMs alone."""
-
-LAYOUTS = ("packed", "streams", "windows")
-
-BEGINNINGS = ("none", "centres", "head", "both")
-"""What `data.states` has for the embeddings of states, of words, or of both."""
 
 FILES = (
     "data.corpus",
@@ -80,171 +66,6 @@ FILES = (
 
 A checkpoint may be a name on a hub instead.
 """
-
-
-@dataclass(frozen=True)
-class DataSettings:
-    """The text, and batches of `batch_size` rows of `length` tokens.
-
-    The text is a `corpus` folder or a file of plain `text`, of which only the first `tokens` are
-    read to train (0: all).
-
-    `layout`: "packed" whole sentences, "streams" that go on from batch to batch with the belief
-    carried over, or "windows", each a cold start. Streams stay in the order of the text, the rows
-    of others are drawn anew each epoch. With `reset` the chain starts afresh after every
-    `<eos>`; without `reset_at_ends` not after one that ends a slice of streams, whose belief is
-    carried as any other (Chiu & Rush's released code). With `vary_length` the slices of streams
-    are cut anew each epoch, and the learning rate is in proportion to their length. `validation`
-    is how validation text is read; if it is empty, as in training. `labels` is a file with what is
-    known of the words' states: `data.labels.read_labels`. `states` is a folder with a state for
-    each of the first tokens (`distill.labels`): training begins with those, and p(words, states);
-    with `shown` only with the first so many (0: all).
-    """
-
-    corpus: str = ""
-    text: str = ""
-    labels: str = ""
-    states: str = ""
-    shown: int = 0
-    tokens: int = 0
-    batch_size: int = 16
-    length: int = 64
-    layout: str = "packed"
-    reset: bool = True
-    reset_at_ends: bool = True
-    vary_length: bool = False
-    validation: str = ""
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "length"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name):,} but must be at least 1.")
-        for name in ("shown", "tokens"):
-            if getattr(self, name) < 0:
-                raise InputError(f"{name} is {getattr(self, name):,} but must be at least 0.")
-        least = self.length if self.layout == "windows" else 1
-        if self.shown and not least <= self.shown <= (self.tokens or self.shown):
-            raise InputError(
-                f"shown is {self.shown:,} but must be at least a window ({least:,}) and at most "
-                f"data.tokens ({self.tokens:,}, 0: all)."
-            )
-        if self.labels and self.tokens:
-            raise InputError(
-                "labels are those of a whole text but tokens trains on the head of one; cut text "
-                "and labels before, or leave tokens out."
-            )
-        if self.layout not in LAYOUTS:
-            raise InputError(f"layout is {self.layout!r} but must be one of {', '.join(LAYOUTS)}.")
-        if self.layout == "packed" and not self.reset:
-            raise InputError(
-                "reset is false but layout packed restarts at each sentence; use layout streams or "
-                "windows, or leave reset out."
-            )
-        if not self.reset_at_ends and not (self.reset and self.layout == "streams"):
-            raise InputError(
-                f"reset_at_ends is false, which is for streams with reset, but layout is "
-                f"{self.layout} and reset {str(self.reset).lower()}; leave it out."
-            )
-        if self.vary_length and self.layout != "streams":
-            raise InputError(
-                f"vary_length cuts streams anew but layout is {self.layout}; use layout streams, "
-                f"or leave vary_length out."
-            )
-        if self.states and self.layout == "streams":
-            raise InputError(
-                "states are those of rows that start cold but layout is streams; use layout packed "
-                "or windows."
-            )
-        if self.validation:
-            parse_mode(self.validation)
-
-
-@dataclass(frozen=True)
-class ModelSettings:
-    """The HMM: its states, in `blocks` that share them among words (0: every word has all).
-
-    `kind` is the parameterisation; its own settings stand in the same table. `cluster_by` and
-    `clusters` (a paths file) say how words come to blocks. States and blocks that are not given
-    are chosen for the text (`with_sizes`). With `states_per_word` there are no blocks: every word
-    has so many states, drawn by chance (Chiu & Rush's uniform constraint).
-    """
-
-    kind: str = "lowrank"
-    states: int | None = None
-    blocks: int | None = None
-    cluster_by: str = "exchange"
-    clusters: str = ""
-    like_hmm_lm: bool = False
-    states_per_word: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.states is not None and self.states < 1:
-            raise InputError(f"states is {self.states:,} but must be at least 1.")
-        if self.blocks is not None and (self.blocks < 0 or self.blocks == 1):
-            raise InputError(f"blocks is {self.blocks:,} but must be 0 or at least 2.")
-        if self.states_per_word is not None:
-            if self.states_per_word < 1:
-                raise InputError(
-                    f"states_per_word is {self.states_per_word:,} but must be at least 1."
-                )
-            if self.blocks or self.clusters or self.like_hmm_lm:
-                raise InputError(
-                    "states_per_word gives every word states by chance, so there are no blocks; "
-                    "leave out blocks, clusters and like_hmm_lm."
-                )
-        if self.like_hmm_lm and self.blocks == 0 and not self.clusters:
-            raise InputError("like_hmm_lm says how blocks are made, but blocks is 0.")
-        if self.blocks and self.states and self.states % self.blocks:
-            fits = max(1, round(self.states / self.blocks)) * self.blocks
-            raise InputError(
-                f"{counted(self.states, 'state')} cannot be shared equally among {self.blocks:,} "
-                f"blocks; use {counted(fits, 'state')}, say."
-            )
-
-
-@dataclass(frozen=True)
-class LearnerSettings:
-    """What learns: "adamw", "sgd" (plain descent), "em" (tables from expected counts) or "gem"
-    (AdamW towards them).
-
-    `pseudocount` and `tie` are those of `em.Em`, `gradient_steps` that of `gem.GeneralisedEm`.
-    `start` is a model's folder whose tables training begins with (kind scalar), or a decoder's,
-    whose layers do (kind transformer). `begin_with` is what embeddings begin with of that which
-    `data.states` has of a teacher: the "centres" of its clusters for states, its "head" for words,
-    or "both"; for the first share `frozen` of all steps they stay as they are.
-    """
-
-    optimiser: str = "adamw"
-    pseudocount: float = 0.0
-    tie: str = "none"
-    gradient_steps: int = 10
-    start: str = ""
-    begin_with: str = "none"
-    frozen: float = 0.0
-
-    def __post_init__(self) -> None:
-        choices = {"optimiser": tuple(LEARNING), "tie": TIES, "begin_with": BEGINNINGS}
-        for name, offered in choices.items():
-            if getattr(self, name) not in offered:
-                raise InputError(
-                    f"{name} is {getattr(self, name)!r} but must be one of {', '.join(offered)}."
-                )
-        if not self.pseudocount >= 0:
-            raise InputError(f"pseudocount is {self.pseudocount} but must be at least 0.")
-        if self.gradient_steps < 1:
-            raise InputError(f"gradient_steps is {self.gradient_steps} but must be at least 1.")
-        if not 0 <= self.frozen <= 1:
-            raise InputError(f"frozen is {self.frozen} but must be a share, from 0 to 1.")
-        if self.frozen and self.begin_with == "none":
-            raise InputError(
-                f"frozen is {self.frozen} but begin_with is none, so nothing can be frozen; set "
-                f"begin_with, or leave frozen out."
-            )
-
-    @property
-    def is_descent(self) -> bool:
-        """Whether it follows the gradient of a loss."""
-        return self.optimiser in DESCENT
 
 
 @dataclass(frozen=True)
