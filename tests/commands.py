@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -109,3 +110,19 @@ def one_child(process: int) -> int:
 
 def lines_of_ours(answer: Answer) -> list[str]:
     return [line for line in answer.err.splitlines() if line.startswith("hmmlm: ")]
+
+
+def stop_after_a_step(call, monkeypatch, *arguments: str) -> None:
+    """A training that is asked to end while its first step runs."""
+    from hmmlm.cli import fitting
+
+    follow = fitting._follow
+
+    def asked(training, run, interrupts, ranks):
+        interrupts.asked = signal.SIGTERM
+        return follow(training, run, interrupts, ranks)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fitting, "_follow", asked)
+        answer = call(*arguments)
+    assert answer.status == 128 + signal.SIGTERM, answer.err

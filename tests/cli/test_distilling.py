@@ -128,9 +128,8 @@ def test_the_first_tokens_alone(ready) -> None:
     assert answer.status == 2 and "there are no states to show; give data.states" in answer.err
 
 
-@pytest.mark.parametrize("number", [3, 6, 7, 20])
-def test_a_training_goes_on_in_the_middle_of_either_phase(ready, number, monkeypatch) -> None:
-    assert ready("distill", "run.toml", "--out=whole").status == 0
+def goes_on_alike(ready, monkeypatch, number: int, *options: str) -> None:
+    """Stopped at a batch and gone on, a run is as the one in `whole`, which never stopped."""
     plain, read = Windows._batch, 0
 
     def count(self: Windows, epoch: int, index: int):
@@ -142,11 +141,17 @@ def test_a_training_goes_on_in_the_middle_of_either_phase(ready, number, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(Windows, "_batch", count)
-        assert ready("distill", "run.toml", "--out=run").status == 128 + signal.SIGTERM
+        assert ready("distill", "run.toml", "--out=run", *options).status == 128 + signal.SIGTERM
     assert ready("train", "--resume=run").status == 0
     assert steps("run") == steps("whole")
     same = [Path(name, "model.safetensors").read_bytes() for name in ("whole", "run")]
     assert same[0] == same[1]
+
+
+@pytest.mark.parametrize("number", [3, 6, 7, 20])
+def test_a_training_goes_on_in_the_middle_of_either_phase(ready, number, monkeypatch) -> None:
+    assert ready("distill", "run.toml", "--out=whole").status == 0
+    goes_on_alike(ready, monkeypatch, number)
 
 
 def test_a_run_goes_on_with_its_own_states_alone(ready, monkeypatch) -> None:
@@ -217,22 +222,7 @@ def test_a_training_goes_on_before_and_after_a_thaw(ready, number, monkeypatch) 
     options = [*BOTH, "--set=distill.dim=4"]
     assert ready("distill", "run.toml", "--out=whole", *options).status == 0
     assert 3 < 0.3 * len(steps("whole")) < 60 < len(steps("whole"))
-    plain, read = Windows._batch, 0
-
-    def count(self: Windows, epoch: int, index: int):
-        nonlocal read
-        read += 1
-        if read == number:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return plain(self, epoch, index)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Windows, "_batch", count)
-        assert ready("distill", "run.toml", "--out=run", *options).status == 128 + signal.SIGTERM
-    assert ready("train", "--resume=run").status == 0
-    assert steps("run") == steps("whole")
-    same = [Path(name, "model.safetensors").read_bytes() for name in ("whole", "run")]
-    assert same[0] == same[1]
+    goes_on_alike(ready, monkeypatch, number, *options)
 
 
 def test_beginnings_that_do_not_fit(ready, refused) -> None:

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 from safetensors.torch import load_file, save_file
 
-from commands import SOURCE, run_command, tree
+from commands import SOURCE, run_command, stop_after_a_step, tree
 from hmmlm.cli import fitting
 from hmmlm.data.shards import write_corpus
 from hmmlm.data.tokenizer import Tokenizer
@@ -97,19 +97,6 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_model(again, call):
     for config in configs:  # where the text is, is said in full when it may be looked for again
         config["training"]["data"].pop("corpus")
     assert configs[0] == configs[1]
-
-
-def stop_after_a_step(call, monkeypatch, *arguments: str) -> None:
-    follow = fitting._follow
-
-    def asked(training, run, interrupts, ranks):
-        interrupts.asked = signal.SIGTERM
-        return follow(training, run, interrupts, ranks)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fitting, "_follow", asked)
-        answer = call(*arguments)
-    assert answer.status == 128 + signal.SIGTERM, answer.err
 
 
 @pytest.mark.parametrize("given", ["clusters", "start"])

@@ -2,12 +2,11 @@
 
 import json
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
 
-from hmmlm.cli import fitting
+from commands import stop_after_a_step
 from hmmlm.cli.texts import find_again, is_path
 from hmmlm.train.config import make_config
 
@@ -44,19 +43,6 @@ def ready(place, call, llama):
 def losses(folder: str) -> list[float]:
     lines = Path(folder, "metrics.jsonl").read_text().splitlines()
     return [json.loads(line)["loss"] for line in lines]
-
-
-def stop_after_a_step(call, monkeypatch, *arguments: str) -> None:
-    follow = fitting._follow
-
-    def asked(training, run, interrupts, ranks):
-        interrupts.asked = signal.SIGTERM
-        return follow(training, run, interrupts, ranks)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fitting, "_follow", asked)
-        answer = call(*arguments)
-    assert answer.status == 128 + signal.SIGTERM, answer.err
 
 
 def test_a_training_lowers_the_loss_and_goes_on_to_the_same_model(ready, place, monkeypatch):
