@@ -12,12 +12,13 @@ from experiments.rows import Row
 from experiments.runner import main
 
 EXPERIMENT = "chiu_rush_2020/awd_lstm"
-DECAYS = ("0.05", "0.1", "0.2")
+DECAYS = {"0.01": (), "0.05": ("train.weight_decay=0.05",), "0.1": ("train.weight_decay=0.1",)}
+"""The first is the recipe's own. At 0.2 it was behind after a third, and stopped."""
 
 ROWS = tuple(
     Row(f"decay {decay}", "ptb", "awd_lstm", mode="streaming", epochs=100,
-        settings=(*AWD_PTB, f"train.weight_decay={decay}"), paper_val=60.0, paper_test=57.3)
-    for decay in DECAYS
+        settings=(*AWD_PTB, *changed), paper_val=60.0, paper_test=57.3)
+    for decay, changed in DECAYS.items()
 )  # fmt: skip
 
 if __name__ == "__main__":

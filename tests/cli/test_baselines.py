@@ -119,6 +119,11 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_model(place, call, monk
             "vary_length out.",
         ),
         (
+            ["--set=data.shuffle=true", "--set=data.layout=windows"],
+            "shuffle reorders the sentences of streams but layout is windows, whose rows are drawn "
+            "anew each epoch anyway; leave it out.",
+        ),
+        (
             ["--set=data.validation=often"],
             "The evaluation mode is 'often' but must be 'sentence', 'streaming' or 'window n' with "
             "a positive number of tokens, as in 'window 32'.",

@@ -409,6 +409,38 @@ def test_streams_that_vary_are_around_their_length_and_go_on_where_they_were():
     assert all(same(x, y) for x, y in zip(rest, list(again)[3:], strict=True))
 
 
+def of_rows(batches, labels=False):
+    """All tokens of the rows of streams, or the labels beside them, one row after the other."""
+    found = []
+    for batch in batches:
+        values = batch.labels if labels else batch.tokens
+        for place, (row, length) in enumerate(zip(values, batch.lengths.tolist(), strict=True)):
+            if place == len(found):
+                found.append([])
+            found[place] += row[:length].tolist()
+    return [value for row in found for value in row]
+
+
+@pytest.mark.parametrize("vary", [False, True])
+@given(**sizes)
+def test_streams_that_are_shuffled_have_the_same_sentences_in_another_order(vary, n, b, t):
+    n *= 7  # whole sentences
+    tokens, places = array(n), TokenArray.from_ids(np.arange(n) + 1, eos_id=0)
+    batches = Streams(tokens, b, t, shuffle=True, vary=vary, seed=3, labels=places)
+    orders = []
+    for _ in range(3):
+        epoch = list(batches)
+        text, marks = of_rows(epoch), of_rows(epoch, labels=True)
+        assert text == [tokens[place] for place in marks]
+        sentences = [tuple(marks[start : start + 7]) for start in range(0, n, 7)]
+        assert sorted(sentences) == [tuple(range(start, start + 7)) for start in range(0, n, 7)]
+        orders.append(marks)
+    assert n < 70 or (orders[0] != orders[1] != orders[2] and orders[0] != sorted(orders[0]))
+    again = Streams(tokens, b, t, shuffle=True, vary=vary, seed=3, labels=places)
+    again.position = {"epoch": 2, "batch": 1}
+    assert all(same(x, y) for x, y in zip(list(again), epoch[1:], strict=True))
+
+
 @pytest.mark.parametrize("kind", [Windows, Packed])
 @pytest.mark.parametrize("shuffle", [True, False])
 @given(first=st.integers(0, 130), **sizes)

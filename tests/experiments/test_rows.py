@@ -84,7 +84,7 @@ def test_every_row_is_a_training(name: str, row: Row) -> None:
 
 def test_a_row_has_one_name_in_its_table() -> None:
     names = [(name, row.name, row.dataset) for name, row in EVERY]
-    assert len(set(names)) == len(names) == 57
+    assert len(set(names)) == len(names) == 60
 
 
 def test_numbers_of_the_paper() -> None:
@@ -95,7 +95,7 @@ def test_numbers_of_the_paper() -> None:
         assert count_parameters(config, words) == number - 257
     printed = {row.name: (row.paper_train, row.paper_val) for row in table2.ROWS}
     assert printed["- neural param"] == (119, 169) and printed["- state dropout"] == (88, 157)
-    assert [row.paper_val for row in table3.ROWS] == [
+    assert [row.paper_val for row in table3.ROWS if row.paper_val] == [
         137, 138, 134, 136, 180, 182, 194, 150, 142, 146, 136,
     ]  # fmt: skip
 

@@ -161,9 +161,9 @@ def test_kernels_go_on_where_only_the_graph_fails(monkeypatch) -> None:
     (sgd, told), (other, _) = make(implementation="kernel"), make()
     assert other.graphed is not None
     other.graphed.may_capture = False
-    losses = run(other, 0, 6)
+    losses = run(other, 0, 4)
     tried = break_captures(monkeypatch)
-    assert run(sgd, 0, 6) == near(losses)
+    assert run(sgd, 0, 4) == near(losses)
     check_same(sgd, other)
     assert len(tried) == len(told) == 1 and sgd.graphed is not None
     assert told[0].startswith(
@@ -187,9 +187,9 @@ def test_a_graph_that_runs_out_of_memory_later(monkeypatch) -> None:
     (sgd, told), (other, _) = make(), make()
     assert sgd.graphed is not None and other.graphed is not None
     other.graphed.may_capture = False
-    losses = run(other, 0, 6)
+    losses = run(other, 0, 5)
     monkeypatch.setattr(graph, "Replay", Replay)
-    assert run(sgd, 0, 6) == near(losses)
+    assert run(sgd, 0, 5) == near(losses)
     check_same(sgd, other)
     assert len(told) == 1 and not sgd.graphed.graphs
 

@@ -115,7 +115,8 @@ class Streams(_Batches):
     is one row per token.
 
     With `vary` slices are cut anew each epoch, drawn from (seed, epoch) as by Merity et al. 2017,
-    section 5: around `length`, one in twenty around half of it. There are always as many.
+    section 5: around `length`, one in twenty around half of it. There are always as many. With
+    `shuffle` the sentences come in another order each epoch, drawn likewise.
     """
 
     def __init__(
@@ -125,12 +126,13 @@ class Streams(_Batches):
         length: int,
         *,
         vary: bool = False,
+        shuffle: bool = False,
         seed: int = 0,
         labels: TokenArray | None = None,
         rank: int = 0,
         ranks: int = 1,
     ) -> None:
-        self.vary, self.seed, self._cut_for = vary, seed, -1
+        self.vary, self.shuffle, self.seed, self._made_for = vary, shuffle, seed, -1
         super().__init__(tokens, batch_size, length, labels=labels, rank=rank, ranks=ranks)
 
     def _lay_out(self) -> None:
@@ -138,11 +140,25 @@ class Streams(_Batches):
         short, longer = divmod(len(self.tokens), rows)
         self._row_lengths = short + (np.arange(rows) < longer)
         self._row_starts = np.cumsum(self._row_lengths) - self._row_lengths
+        self._text, self._marks = self.tokens, self.labels
+        self._sentences = self.tokens.sentence_offsets() if self.shuffle else None
         longest = int(self._row_lengths[0])
         self.num_batches = -(-longest // self.length)
         if self.vary:
             mean = self.length * (1 - _SHORT / 2)
             self.num_batches = min(longest, math.ceil(longest / mean))
+
+    def _begin(self, epoch: int) -> None:
+        """What is drawn anew: the order of the sentences, and where slices begin."""
+        if self._sentences is not None:
+            random = np.random.default_rng((self.seed, epoch, 1))
+            order = random.permutation(len(self._sentences))
+            self._text = self.tokens.reordered(self._sentences, order)
+            if self.labels is not None:
+                self._marks = self.labels.reordered(self._sentences, order)
+        if self.vary:
+            self._cut(epoch)
+        self._made_for = epoch
 
     def _cut(self, epoch: int) -> None:
         """Where the slices of an epoch begin and end: each has a token, and chance has the rest."""
@@ -152,18 +168,17 @@ class Streams(_Batches):
         share = np.cumsum(sizes) / sizes.sum()
         rest = int(self._row_lengths[0]) - count
         self._cuts = np.append(0, np.arange(1, count + 1) + np.round(share * rest).astype(np.int64))
-        self._cut_for = epoch
 
     def _batch(self, epoch: int, index: int) -> Batch:
+        if epoch != self._made_for:
+            self._begin(epoch)
         done, size = index * self.length, self.length
         if self.vary:
-            if epoch != self._cut_for:
-                self._cut(epoch)
             done, size = int(self._cuts[index]), int(self._cuts[index + 1] - self._cuts[index])
         lengths = np.minimum(self._row_lengths - done, size)
         lengths = lengths[lengths > 0][self._own]
         starts = self._row_starts[self._own][: len(lengths)] + done
-        return _rows(self.tokens, self.labels, starts, lengths, restart=index == 0)
+        return _rows(self._text, self._marks, starts, lengths, restart=index == 0)
 
 
 class _Drawn(_Batches):

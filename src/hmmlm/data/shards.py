@@ -150,6 +150,36 @@ class TokenArray:
         offsets = np.concatenate(found)
         return offsets[:-1] if offsets[-1] == len(self) else offsets
 
+    def reordered(self, offsets: np.ndarray, order: np.ndarray) -> "Reordered":
+        """The stretches that begin at `offsets` in another order, without a copy of the text."""
+        return Reordered(self, offsets, order)
+
+
+class Reordered(TokenArray):
+    """The stretches of a text in another order; one read for each that is asked for."""
+
+    def __init__(self, text: TokenArray, offsets: np.ndarray, order: np.ndarray) -> None:
+        super().__init__([], eos_id=text.eos_id, number=len(text))
+        self._text = text
+        self._from = offsets[order]
+        self._ends = np.cumsum(np.diff(offsets, append=len(text))[order], dtype=np.int64)
+
+    def __getitem__(self, key: int | slice) -> Any:
+        if not isinstance(key, slice):
+            return super().__getitem__(key)
+        start, stop, _ = key.indices(len(self))
+        found = [np.empty(0, dtype=np.int64)]
+        part = int(np.searchsorted(self._ends, start, side="right"))
+        while start < stop:
+            end = min(stop, int(self._ends[part]))
+            begin = int(self._from[part]) + start - (int(self._ends[part - 1]) if part else 0)
+            found.append(self._text[begin : begin + end - start])
+            start, part = end, part + 1
+        return np.concatenate(found, dtype=np.int64)
+
+    def rows(self, starts: np.ndarray, length: int) -> np.ndarray:
+        return np.stack([self[start : start + length] for start in starts.tolist()])
+
 
 @dataclass(frozen=True)
 class Corpus:

@@ -319,7 +319,7 @@ def make_batches(
     size, length = config.data.batch_size, config.data.length
     share: dict[str, Any] = {"labels": labels, "rank": ranks.rank, "ranks": ranks.ranks}
     if config.data.layout == "streams":
-        vary = config.data.vary_length
-        return Streams(tokens, size, length, vary=vary, seed=config.seed, **share)
+        drawn = {"vary": config.data.vary_length, "shuffle": config.data.shuffle}
+        return Streams(tokens, size, length, **drawn, seed=config.seed, **share)
     layout = Packed if config.data.layout == "packed" else Windows
     return layout(tokens, size, length, seed=config.seed, first=first, **share)

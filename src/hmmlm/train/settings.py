@@ -36,15 +36,15 @@ class DataSettings:
     read to train (0: all).
 
     `layout`: "packed" whole sentences, "streams" that go on from batch to batch with the belief
-    carried over, or "windows", each a cold start. Streams stay in the order of the text, the rows
-    of others are drawn anew each epoch. With `reset` the chain starts afresh after every
-    `<eos>`; without `reset_at_ends` not after one that ends a slice of streams, whose belief is
-    carried as any other (Chiu & Rush's released code). With `vary_length` the slices of streams
-    are cut anew each epoch, and the learning rate is in proportion to their length. `validation`
-    is how validation text is read; if it is empty, as in training. `labels` is a file with what is
-    known of the words' states: `data.labels.read_labels`. `states` is a folder with a state for
-    each of the first tokens (`distill.labels`): training begins with those, and p(words, states);
-    with `shown` only with the first so many (0: all).
+    carried over, or "windows", each a cold start. Streams stay in the order of the text, unless
+    `shuffle` reorders its sentences each epoch; the rows of others are drawn anew each epoch. With
+    `reset` the chain starts afresh after every `<eos>`; without `reset_at_ends` not after one that
+    ends a slice of streams, whose belief is carried as any other (Chiu & Rush's released code).
+    With `vary_length` the slices of streams are cut anew each epoch, and the learning rate is in
+    proportion to their length. `validation` is how validation text is read; if it is empty, as in
+    training. `labels` is a file with what is known of the words' states: `data.labels.read_labels`.
+    `states` is a folder with a state for each of the first tokens (`distill.labels`): training
+    begins with those, and p(words, states); with `shown` only with the first so many (0: all).
     """
 
     corpus: str = ""
@@ -59,6 +59,7 @@ class DataSettings:
     reset: bool = True
     reset_at_ends: bool = True
     vary_length: bool = False
+    shuffle: bool = False
     validation: str = ""
 
     def __post_init__(self) -> None:
@@ -95,6 +96,11 @@ class DataSettings:
             raise InputError(
                 f"vary_length cuts streams anew but layout is {self.layout}; use layout streams, "
                 f"or leave vary_length out."
+            )
+        if self.shuffle and self.layout != "streams":
+            raise InputError(
+                f"shuffle reorders the sentences of streams but layout is {self.layout}, whose "
+                f"rows are drawn anew each epoch anyway; leave it out."
             )
         if self.states and self.layout == "streams":
             raise InputError(
