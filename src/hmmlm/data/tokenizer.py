@@ -161,6 +161,11 @@ class Tokenizer:
         )
 
     @property
+    def spec(self) -> Mapping[str, Any]:
+        """What `save` writes."""
+        return self._spec
+
+    @property
     def splits_by_words(self) -> bool:
         """Whether a token is a word, and not a piece of one."""
         return self._spec["model"].get("type") == "WordLevel"

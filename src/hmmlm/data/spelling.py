@@ -1,0 +1,106 @@
+"""What tokens write: the bytes of each token of a vocabulary."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from hmmlm.data.tokenizer import EOS_NAMES, Tokenizer
+from hmmlm.errors import InputError
+
+CONTROLS = (*EOS_NAMES, "<s>", "<bos>", "<pad>", "<unk>", "<mask>")
+"""Names of tokens that write nothing, unless tokens are words."""
+
+
+@dataclass(frozen=True, eq=False)
+class Spelling:
+    """The bytes of each token; None where one writes no text (`<eos>`, `<s>`, a gap of the ids).
+
+    A text is its tokens' bytes in a row, without one space at its beginning: tokens that begin a
+    word have theirs in front.
+    """
+
+    tokens: tuple[bytes | None, ...]
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> "Spelling":
+        """Of any tokenizer; one whose texts are not what its tokens write in a row is refused."""
+        spec = tokenizer.spec
+        names = [tokenizer.token(id) for id in range(tokenizer.vocab_size)]
+        read = _reader(tokenizer, spec)
+        silent = {tokenizer.eos_id}
+        if not tokenizer.splits_by_words:
+            added = spec.get("added_tokens") or ()
+            silent |= {token["id"] for token in added if token.get("special")}
+            silent |= {id for id, name in enumerate(names) if name in CONTROLS}
+        found = [
+            None if id in silent or not name else read(id, name) for id, name in enumerate(names)
+        ]
+        return cls(tuple(found))
+
+    def text(self, ids: Any) -> bytes:
+        """What tokens write, those without text left out."""
+        written = b"".join(self.tokens[int(id)] or b"" for id in ids)
+        return written.removeprefix(b" ")
+
+    def rows(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Tokens that write something, longest first: their ids, (N, L) bytes, and lengths."""
+        spelt = [(id, text) for id, text in enumerate(self.tokens) if text]
+        spelt.sort(key=lambda pair: -len(pair[1]))
+        longest = len(spelt[0][1]) if spelt else 0
+        table = np.zeros((len(spelt), longest), np.uint8)
+        for row, (_, text) in zip(table, spelt, strict=True):
+            row[: len(text)] = np.frombuffer(text, np.uint8)
+        ids = np.array([id for id, _ in spelt], np.int64)
+        return ids, table, np.array([len(text) for _, text in spelt], np.int64)
+
+
+def _reader(tokenizer: Tokenizer, spec: Mapping[str, Any]) -> Callable[[int, str], bytes]:
+    """A function from a token's id and name to its bytes."""
+    decoders = _kinds(spec.get("decoder"))
+    if "ByteLevel" in decoders:
+        return lambda _, name: _from_byte_level(name)
+    if tokenizer.splits_by_words and not decoders:
+        return lambda _, name: b" " + name.encode()
+    if "WordPiece" in decoders:
+        return lambda _, name: name[2:].encode() if name.startswith("##") else b" " + name.encode()
+    if decoders & {"Metaspace", "Replace"}:
+        return lambda _, name: _from_metaspace(name)
+    raise InputError(
+        f"The tokenizer's decoder ({', '.join(sorted(decoders)) or 'none'}) is not one whose "
+        f"tokens are known to write their own bytes; use a tokenizer of words, byte-level BPE, "
+        f"SentencePiece or WordPiece."
+    )
+
+
+def _kinds(decoder: Any) -> set[str]:
+    """The types of a decoder and of its parts."""
+    if not isinstance(decoder, dict):
+        return set()
+    parts = decoder.get("decoders") or ()
+    return {str(decoder.get("type"))}.union(*(_kinds(part) for part in parts)) - {"Sequence"}
+
+
+def _from_metaspace(name: str) -> bytes:
+    if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
+        return bytes([int(name[3:5], 16)])
+    return name.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
+
+
+def _from_byte_level(name: str) -> bytes:
+    table = _byte_letters()
+    if any(letter not in table for letter in name):
+        return name.encode()  # a token that was added as plain text
+    return bytes(table[letter] for letter in name)
+
+
+@cache
+def _byte_letters() -> dict[str, int]:
+    """The letters that byte-level BPE writes bytes with: printable ones are themselves."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {
+        chr(256 + place): byte for place, byte in enumerate(others)
+    }

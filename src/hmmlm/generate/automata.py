@@ -1,0 +1,228 @@
+"""Finite automata over letters (tokens, or bytes), as tables, and their algebra."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from hmmlm.errors import InputError, counted
+
+MOST = 1 << 20
+"""Cells of a table; what would need more is refused."""
+
+NEVER = np.iinfo(np.int64).max // 2
+"""How far the end is from a state that has none."""
+
+
+@dataclass(frozen=True, eq=False)
+class Automaton:
+    """A deterministic automaton that begins in state 0; in `accepting` states it may end.
+
+    Letters that no state tells apart share a column: after letter a, state s is
+    `next[s, column[a]]`. Every column is some letter's.
+    """
+
+    column: np.ndarray  # (letters,)
+    next: np.ndarray  # (S, C)
+    accepting: np.ndarray  # (S,)
+
+    @property
+    def num_letters(self) -> int:
+        return len(self.column)
+
+    @property
+    def num_states(self) -> int:
+        return len(self.next)
+
+    @property
+    def num_columns(self) -> int:
+        return self.next.shape[1]
+
+    def run(self, letters: Iterable[int], state: int = 0) -> int:
+        """The state after some letters."""
+        for letter in letters:
+            state = int(self.next[state, self.column[letter]])
+        return state
+
+    def accepts(self, letters: Iterable[int]) -> bool:
+        return bool(self.accepting[self.run(letters)])
+
+    @cached_property
+    def distance(self) -> np.ndarray:
+        """The fewest letters from each state to an accepting one, `NEVER` where there is none."""
+        found = np.where(self.accepting, 0, NEVER)
+        while True:
+            closer = np.minimum(found, 1 + found[self.next].min(1))
+            if (closer == found).all():
+                return np.minimum(found, NEVER)
+            found = closer
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no string is accepted."""
+        return int(self.distance[0]) == NEVER
+
+    def __and__(self, other: "Automaton") -> "Automaton":
+        return _product(self, other, np.logical_and)
+
+    def __or__(self, other: "Automaton") -> "Automaton":
+        return _product(self, other, np.logical_or)
+
+    def __invert__(self) -> "Automaton":
+        return Automaton(self.column, self.next, ~self.accepting)
+
+    def then(self, other: "Automaton") -> "Automaton":
+        """A string of this one followed by one of the other."""
+        columns, pairs = _columns(self, other)
+        start: tuple[int, frozenset[int]] = (0, frozenset({0} if self.accepting[0] else ()))
+        numbers: dict[tuple[int, frozenset[int]], int] = {start: 0}
+        waiting: list[tuple[int, frozenset[int]]] = [start]
+        table = []
+        for place, inside in waiting:
+            row = []
+            for ours, theirs in pairs:
+                after = int(self.next[place, ours])
+                begun = {int(other.next[state, theirs]) for state in inside}
+                both = (after, frozenset(begun | ({0} if self.accepting[after] else set())))
+                if both not in numbers:
+                    numbers[both] = len(numbers)
+                    waiting.append(both)
+                    _check_size(len(numbers), len(pairs))
+                row.append(numbers[both])
+            table.append(row)
+        accepting = [any(other.accepting[state] for state in inside) for _, inside in waiting]
+        return Automaton(columns, np.array(table), np.array(accepting)).reduced()
+
+    def reduced(self) -> "Automaton":
+        """The smallest automaton of the same language, its states in the order they are met.
+
+        O(S C log S) for each round that tells more states apart. Two automata of one language
+        have the same tables.
+        """
+        seen = self._reached()
+        names = np.full(self.num_states, -1)
+        names[seen] = np.arange(len(seen))
+        table, accepting = names[self.next[seen]], self.accepting[seen]
+        _, first, inverse = np.unique(table, axis=1, return_index=True, return_inverse=True)
+        table = table[:, np.sort(first)]
+        order = np.argsort(np.argsort(first))
+        column = order[inverse.ravel()][self.column]
+        block = accepting.astype(np.int64)
+        if block.min():  # every state accepts
+            block -= 1
+        while True:
+            looks = np.concatenate([block[:, None], block[table]], 1)
+            _, finer = np.unique(looks, axis=0, return_inverse=True)
+            finer = finer.ravel()
+            if finer.max() == block.max():
+                break
+            block = finer
+        _, chosen = np.unique(block, return_index=True)
+        merged = Automaton(column, block[table[chosen]], accepting[chosen])
+        return merged._numbered(int(block[0]))
+
+    def _reached(self) -> np.ndarray:
+        seen = np.zeros(self.num_states, bool)
+        seen[0] = True
+        front = np.array([0])
+        while len(front):
+            front = np.unique(self.next[front])
+            front = front[~seen[front]]
+            seen[front] = True
+        return np.flatnonzero(seen)
+
+    def _numbered(self, start: int) -> "Automaton":
+        """The same with states, and then columns, in the order they are first met."""
+        # Columns of equal tables, then by the first letter that has them.
+        _, index, inverse = np.unique(self.next, axis=1, return_index=True, return_inverse=True)
+        column = inverse.ravel()[self.column]
+        used, place = np.unique(column, return_index=True)
+        rank = np.full(len(index), -1)
+        rank[used[np.argsort(place)]] = np.arange(len(used))
+        table = self.next[:, index[used[np.argsort(place)]]]
+        numbers, waiting = {start: 0}, [start]
+        for state in waiting:
+            for after in table[state].tolist():
+                if after not in numbers:
+                    numbers[after] = len(numbers)
+                    waiting.append(after)
+        names = np.full(len(table), -1)
+        names[waiting] = np.arange(len(waiting))
+        return Automaton(rank[column], names[table[waiting]], self.accepting[waiting])
+
+
+def from_steps(
+    num_letters: int,
+    start: Any,
+    step: Callable[[Any, int], Any],
+    accepts: Callable[[Any], bool],
+    column: np.ndarray | None = None,
+) -> Automaton:
+    """An automaton whose states are any values, told by where each letter leads from them.
+
+    With `column` (letters,) `step` is asked once for each of its numbers instead of each letter.
+    """
+    column = np.arange(num_letters) if column is None else column
+    numbers, waiting, table = {start: 0}, [start], []
+    for state in waiting:
+        row = []
+        for letter in range(int(column.max()) + 1):
+            after = step(state, letter)
+            if after not in numbers:
+                numbers[after] = len(numbers)
+                waiting.append(after)
+                _check_size(len(numbers), int(column.max()) + 1)
+            row.append(numbers[after])
+        table.append(row)
+    return Automaton(column, np.array(table), np.array([accepts(s) for s in waiting])).reduced()
+
+
+def _columns(one: Automaton, other: Automaton) -> tuple[np.ndarray, np.ndarray]:
+    """For each letter its pair of columns by number, and the pairs."""
+    if one.num_letters != other.num_letters:
+        raise InputError(
+            f"One automaton reads {one.num_letters:,} letters and the other "
+            f"{other.num_letters:,}; compile both for the same vocabulary."
+        )
+    codes, column = np.unique(
+        one.column.astype(np.int64) * other.num_columns + other.column, return_inverse=True
+    )
+    return column.ravel(), np.stack(np.divmod(codes, other.num_columns), 1)
+
+
+def _product(
+    one: Automaton, other: Automaton, how: Callable[[np.ndarray, np.ndarray], np.ndarray]
+) -> Automaton:
+    """Both side by side, of the pairs of states that are reached."""
+    column, pairs = _columns(one, other)
+    width = other.num_states
+    known = np.array([0])  # codes of pairs, in the order of their numbers
+    place = {0: 0}
+    rows, front = [], known
+    while len(front):
+        ours, theirs = np.divmod(front, width)
+        codes = one.next[ours][:, pairs[:, 0]] * width + other.next[theirs][:, pairs[:, 1]]
+        rows.append(codes)
+        new = [code for code in np.unique(codes).tolist() if code not in place]
+        for code in new:
+            place[code] = len(place)
+        _check_size(len(place), len(pairs))
+        front = np.array(new, dtype=np.int64)
+        known = np.concatenate([known, front])
+    order = np.argsort(known)
+    codes = np.concatenate(rows)
+    table = order[np.searchsorted(known[order], codes)]
+    ours, theirs = np.divmod(known, width)
+    accepting = how(one.accepting[ours], other.accepting[theirs])
+    return Automaton(column, table, accepting).reduced()
+
+
+def _check_size(states: int, columns: int) -> None:
+    if states * columns > MOST:
+        raise InputError(
+            f"This constraint needs more than {counted(states - 1, 'state')} of {columns:,} kinds "
+            f"of letters, over the limit of {MOST:,} cells; ask for fewer things at once, or for "
+            f"shorter ones."
+        )

@@ -1,0 +1,384 @@
+"""What a text must be: regular languages over its letters, put together with & | ~ and then.
+
+A text is what its tokens write, without one space at its beginning (`data.spelling`).
+"""
+
+import string
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from hmmlm.data.spelling import Spelling
+from hmmlm.errors import InputError
+from hmmlm.generate.automata import Automaton, from_steps
+from hmmlm.generate.regexes import compile_regex
+
+BYTES = 256
+WORD = frozenset((string.ascii_letters + string.digits + "_'").encode()) | set(range(128, BYTES))
+SPACE = frozenset(string.whitespace.encode())
+STOPS = frozenset(b".!?")
+CLOSING = frozenset(b"\"')]")
+
+
+@dataclass(frozen=True, eq=False)
+class Constraint:
+    """A set of texts. `a & b`, `a | b`, `~a`, and `a.then(b)`: a text of a, followed by one of b.
+
+    `str` is how it was made.
+    """
+
+    def __and__(self, other: "Constraint") -> "Constraint":
+        return _Together("&", (self, other))
+
+    def __or__(self, other: "Constraint") -> "Constraint":
+        return _Together("|", (self, other))
+
+    def __invert__(self) -> "Constraint":
+        return _Not(self)
+
+    def then(self, other: "Constraint") -> "Constraint":
+        return _Then(self, other)
+
+    @property
+    def letters(self) -> Automaton | None:
+        """Over bytes; None where it counts tokens."""
+        raise NotImplementedError
+
+    def read(self, spelling: Spelling) -> Automaton:
+        """Over tokens. What it does with tokens that write nothing is left open."""
+        assert self.letters is not None
+        return lift(self.letters, spelling)
+
+    def compile(self, spelling: Spelling) -> Automaton:
+        """The automaton over tokens that accepts its texts; tokens that write nothing end it."""
+        return (self.read(spelling) & _written(spelling)).reduced()
+
+    def accepts(self, text: str) -> bool:
+        """Whether a text is one of them; not for constraints that count tokens."""
+        if self.letters is None:
+            raise InputError(f"{self} counts tokens, so that a text alone does not tell.")
+        return self.letters.accepts(text.encode())
+
+
+@dataclass(frozen=True, eq=False)
+class _Leaf(Constraint):
+    name: str
+    make: Callable[[], Automaton]
+
+    @cached_property
+    def letters(self) -> Automaton | None:
+        return self.make()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, eq=False)
+class _Tokens(Constraint):
+    least: int
+    most: int | None
+
+    @property
+    def letters(self) -> Automaton | None:
+        return None
+
+    def read(self, spelling: Spelling) -> Automaton:
+        column = np.zeros(len(spelling.tokens), np.int64)
+        return _count(column, lambda _: 1, self.least, self.most)
+
+    def __str__(self) -> str:
+        return f"tokens({_range(self.least, self.most)})"
+
+
+@dataclass(frozen=True, eq=False)
+class _Together(Constraint):
+    sign: str
+    parts: tuple[Constraint, Constraint]
+
+    @cached_property
+    def letters(self) -> Automaton | None:
+        one, other = (part.letters for part in self.parts)
+        if one is None or other is None:
+            return None
+        return one & other if self.sign == "&" else one | other
+
+    def read(self, spelling: Spelling) -> Automaton:
+        one, other = (part.read(spelling) for part in self.parts)
+        return one & other if self.sign == "&" else one | other
+
+    def __str__(self) -> str:
+        return f"({f' {self.sign} '.join(map(str, self.parts))})"
+
+
+@dataclass(frozen=True, eq=False)
+class _Not(Constraint):
+    part: Constraint
+
+    @cached_property
+    def letters(self) -> Automaton | None:
+        return None if self.part.letters is None else ~self.part.letters
+
+    def read(self, spelling: Spelling) -> Automaton:
+        return ~self.part.read(spelling)
+
+    def __str__(self) -> str:
+        return f"~{self.part}"
+
+
+@dataclass(frozen=True, eq=False)
+class _Then(Constraint):
+    """Cut anywhere, also within a token; where tokens are counted, between two."""
+
+    first: Constraint
+    second: Constraint
+
+    @cached_property
+    def letters(self) -> Automaton | None:
+        one, other = self.first.letters, self.second.letters
+        return None if one is None or other is None else one.then(other)
+
+    def read(self, spelling: Spelling) -> Automaton:
+        if self.letters is not None:
+            return lift(self.letters, spelling)
+        return self.first.read(spelling).then(self.second.read(spelling))
+
+    def __str__(self) -> str:
+        return f"{self.first}.then({self.second})"
+
+
+def contains(*phrases: str, whole: bool = True, ignore_case: bool = False) -> Constraint:
+    """Texts with all of these words or phrases, in any order.
+
+    `whole`: not as a part of a longer word ("rain" is not in "train").
+    """
+    return _all("&", [_contains(phrase, whole, ignore_case) for phrase in _given(phrases)])
+
+
+def contains_any(*phrases: str, whole: bool = True, ignore_case: bool = False) -> Constraint:
+    """Texts with at least one of these words or phrases."""
+    return _all("|", [_contains(phrase, whole, ignore_case) for phrase in _given(phrases)])
+
+
+def starts_with(text: str) -> Constraint:
+    """Texts that begin so."""
+    goal = _phrase(text)
+
+    def step(state: int, byte: int) -> int:
+        if state in (-1, len(goal)):
+            return state
+        return state + 1 if goal[state] == byte else -1
+
+    return _leaf(f"starts_with({text!r})", 0, step, lambda state: state == len(goal))
+
+
+def ends_with(text: str) -> Constraint:
+    """Texts that end so."""
+    goal = _phrase(text)
+
+    def step(state: int, byte: int) -> int:
+        read = goal[:state] + bytes([byte])
+        return next(n for n in range(min(len(goal), len(read)), -1, -1) if read.endswith(goal[:n]))
+
+    return _leaf(f"ends_with({text!r})", 0, step, lambda state: state == len(goal))
+
+
+def words(least: int, most: int | None = None) -> Constraint:
+    """Texts of so many words, by the spaces between them."""
+    _check_range("words", least, most)
+
+    def step(state: Any, byte: int) -> Any:
+        count, inside = state
+        if byte in SPACE:
+            return count, False
+        return (count if inside else _more(count, least, most)), True
+
+    def accepts(state: Any) -> bool:
+        return _is_within(state[0], least, most)
+
+    return _leaf(f"words({_range(least, most)})", (0, False), step, accepts)
+
+
+def sentences(least: int, most: int | None = None) -> Constraint:
+    """Texts of so many sentences: each is ended by . ! or ?, before a space or at the end.
+
+    Quotes and brackets may close in between; an end that is not marked is none.
+    """
+    _check_range("sentences", least, most)
+
+    def step(state: Any, byte: int) -> Any:
+        count, ended = state
+        if byte in STOPS:
+            return count, True
+        if ended and byte in CLOSING:
+            return count, True
+        return (_more(count, least, most) if ended and byte in SPACE else count), False
+
+    def accepts(state: Any) -> bool:
+        count, ended = state
+        return _is_within(_more(count, least, most) if ended else count, least, most)
+
+    return _leaf(f"sentences({_range(least, most)})", (0, False), step, accepts)
+
+
+def tokens(least: int, most: int | None = None) -> Constraint:
+    """Texts of so many tokens, `<eos>` not counted."""
+    _check_range("tokens", least, most)
+    return _Tokens(least, most)
+
+
+def regex(pattern: str) -> Constraint:
+    """Texts that a regular expression matches as a whole."""
+    return _Leaf(f"regex({pattern!r})", lambda: compile_regex(pattern))
+
+
+def anything() -> Constraint:
+    """All texts."""
+    return _leaf("anything()", 0, lambda state, byte: 0, lambda state: True)
+
+
+def lift(letters: Automaton, spelling: Spelling) -> Automaton:
+    """The automaton over tokens that does what one over bytes does with what they write.
+
+    O(bytes of the vocabulary) for each state that is met between two tokens. The first token of a
+    text is read without a space at its beginning.
+    """
+    ids, spelt, lengths = spelling.rows()
+    counts = [int((lengths > place).sum()) for place in range(spelt.shape[1])]
+    columns = letters.column[spelt]  # (N, L)
+    skipped = (spelt[:, 0] == ord(" ")) if len(spelt) else np.zeros(0, bool)
+
+    def read(state: int, begins: bool) -> np.ndarray:
+        after = np.full(len(ids), state)
+        for place, count in enumerate(counts):
+            new = letters.next[after[:count], columns[:count, place]]
+            if begins and place == 0:
+                new = np.where(skipped[:count], after[:count], new)
+            after[:count] = new
+        return after
+
+    # State 0 is the beginning of a text; then those between tokens, in the order they are met.
+    numbers, rows, waiting = {}, [], [(0, True)]
+    for state, begins in waiting:
+        after = read(state, begins)
+        for found in np.unique(after).tolist():
+            if found not in numbers:
+                numbers[found] = len(waiting)
+                waiting.append((found, False))
+        rows.append(after)
+    names = np.full(letters.num_states, -1)
+    names[list(numbers)] = list(numbers.values())
+    table = np.zeros((len(rows), len(spelling.tokens)), np.int64)
+    table[:, ids] = names[np.stack(rows)] if len(ids) else 0
+    accepting = letters.accepting[[state for state, _ in waiting]]
+    return _grouped(table, accepting).reduced()
+
+
+def _grouped(table: np.ndarray, accepting: np.ndarray) -> Automaton:
+    """The automaton of a table (states, letters), equal columns found by a hash and compared."""
+    keys = np.random.default_rng(0).integers(1, 1 << 62, len(table), dtype=np.uint64) | np.uint64(1)
+    marks = np.zeros(table.shape[1], np.uint64)
+    for row, key in zip(table, keys, strict=True):
+        marks += (row.astype(np.uint64) + np.uint64(1)) * key
+    _, first, column = np.unique(marks, return_index=True, return_inverse=True)
+    column = column.ravel()
+    if not (table[:, first][:, column] == table).all():  # a collision: compare all
+        _, first, column = np.unique(table, axis=1, return_index=True, return_inverse=True)
+    return Automaton(column.ravel(), table[:, first], accepting)
+
+
+def _written(spelling: Spelling) -> Automaton:
+    """All strings of tokens that write something."""
+    column = np.array([int(not text) for text in spelling.tokens])
+    return Automaton(column, np.array([[0, 1], [1, 1]]), np.array([True, False]))
+
+
+def _contains(phrase: str, whole: bool, ignore_case: bool) -> Constraint:
+    goal = _phrase(phrase)
+    fold = (lambda byte: ord(chr(byte).lower()) if byte < 128 else byte) if ignore_case else int
+    goal = bytes(fold(byte) for byte in goal)
+    # At an end that is no letter there is no longer word to be part of.
+    opens, closes = (whole and goal[place] in WORD for place in (0, -1))
+
+    def step(state: Any, byte: int) -> Any:
+        if state is True:
+            return True
+        after_word, parts = state
+        if len(goal) in parts and byte not in WORD:
+            return True
+        byte = fold(byte)
+        begins = {0} if not (opens and after_word) else set()
+        grown = frozenset(n + 1 for n in parts | begins if n < len(goal) and goal[n] == byte)
+        if len(goal) in grown and not closes:
+            return True
+        return byte in WORD, grown
+
+    how = ("" if whole else ", whole=False") + (", ignore_case=True" if ignore_case else "")
+    return _leaf(
+        f"contains({phrase!r}{how})",
+        (False, frozenset()),
+        step,
+        lambda state: state is True or len(goal) in state[1],
+    )
+
+
+def _leaf(
+    name: str, start: Any, step: Callable[[Any, int], Any], accepts: Callable[[Any], bool]
+) -> Constraint:
+    return _Leaf(name, lambda: from_steps(BYTES, start, step, accepts))
+
+
+def _all(sign: str, parts: Sequence[Constraint]) -> Constraint:
+    made = parts[0]
+    for part in parts[1:]:
+        made = _Together(sign, (made, part))
+    return made
+
+
+def _count(
+    column: np.ndarray, adds: Callable[[int], int], least: int, most: int | None
+) -> Automaton:
+    return from_steps(
+        len(column),
+        0,
+        lambda count, letter: _more(count, least, most) if adds(letter) else count,
+        lambda count: _is_within(count, least, most),
+        column,
+    )
+
+
+def _more(count: int, least: int, most: int | None) -> int:
+    """One more, as far as it matters."""
+    return min(count + 1, least if most is None else most + 1)
+
+
+def _is_within(count: int, least: int, most: int | None) -> bool:
+    return count >= least and (most is None or count <= most)
+
+
+def _given(phrases: tuple[str, ...]) -> tuple[str, ...]:
+    if not phrases:
+        raise InputError("There is no phrase to look for; give at least one.")
+    return phrases
+
+
+def _phrase(text: str) -> bytes:
+    if not text:
+        raise InputError("The text to look for is empty; give at least one letter.")
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{text!r} cannot be written in UTF-8; give other text.") from None
+
+
+def _check_range(name: str, least: int, most: int | None) -> None:
+    if least < 0 or (most is not None and most < least):
+        raise InputError(
+            f"{name} is {_range(least, most)} but must be from 0 or more up to no less than that."
+        )
+
+
+def _range(least: int, most: int | None) -> str:
+    return f"{least}.." if most is None else f"{least}..{most}"

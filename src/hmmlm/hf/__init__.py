@@ -1,0 +1,1 @@
+"""For those who have Hugging Face's transformers (the extra `hf`)."""

@@ -1,0 +1,89 @@
+"""A guide as Hugging Face's `generate` takes it."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor
+
+from hmmlm.errors import InputError
+from hmmlm.generate.guide import Guide
+
+
+class GuidedLogits(LogitsProcessor):
+    """p(token | text) of a language model, times p(met | text, token) / p(met | text), normalised.
+
+        llm.generate(**inputs, logits_processor=[GuidedLogits(guide)], max_new_tokens=guide.budget)
+
+    Row n of a batch has the guide's constraint n, all its rows the one of a guide that has one;
+    beams and samples of a row share its. What a row has written is found in its ids: the prompt is
+    what the first call of a generation sees. Ids past the guide's vocabulary never come. Rows are
+    padded with `pad_id` on the left.
+
+    A generation is known by ids that are not those of the last call, each with one token more.
+    Where a new prompt may look so, `begin()` says that one begins.
+    """
+
+    def __init__(self, guide: Guide, *, pad_id: int | None = None) -> None:
+        self.guide = guide
+        self.pad_id = pad_id
+        self.begin()
+
+    def begin(self) -> None:
+        """The next call is the first of a generation."""
+        self._prompt = 0
+        self._last: set[tuple[int, ...]] = set()
+
+    @torch.no_grad()
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        rows: list[list[int]] = input_ids.tolist()
+        size = input_ids.shape[1]
+        if not self._goes_on(rows, size):
+            self._prompt = size
+        self._last = {tuple(row) for row in rows}
+        texts = [row[self._prompt :] for row in rows]
+        prompts = [self._stripped(row[: self._prompt]) for row in rows]
+        factors = self.guide.log_factors(prompts, texts, self._which(len(rows)))
+        known = factors.shape[1]
+        if scores.shape[1] < known:
+            raise InputError(
+                f"The language model has {scores.shape[1]:,} tokens but the guide {known:,}; use a "
+                f"guide that was made for this model's tokenizer."
+            )
+        factors = factors.to(scores.device, torch.float32)
+        both = scores[:, :known].float().log_softmax(1) + factors
+        # Where the language model rules out all that is legal, the guide alone is heard.
+        both = torch.where(
+            both.isneginf().all(1, keepdim=True), factors, both.nan_to_num(-torch.inf)
+        )
+        guided = torch.full_like(scores, -torch.inf)
+        guided[:, :known] = both.log_softmax(1).to(scores.dtype)
+        return guided
+
+    def _goes_on(self, rows: Sequence[Sequence[int]], size: int) -> bool:
+        """Whether this is the generation of the last call, one token further."""
+        return (
+            bool(self._last)
+            and size - self._prompt < self.guide.budget
+            and all(tuple(row[:-1]) in self._last for row in rows)
+            and any(self.guide.eos_id not in row[self._prompt :] for row in rows)
+        )
+
+    def _which(self, number: int) -> list[int]:
+        """The constraint of each row."""
+        constraints = len(self.guide.looks)
+        if constraints == 1:
+            return [0] * number
+        if number % constraints:
+            raise InputError(
+                f"The guide has {constraints:,} constraints but there are {number:,} rows; give as "
+                f"many prompts as constraints, or one constraint."
+            )
+        share = number // constraints
+        return [row // share for row in range(number)]
+
+    def _stripped(self, prompt: Sequence[int]) -> Sequence[int]:
+        first = 0
+        while first < len(prompt) and prompt[first] == self.pad_id:
+            first += 1
+        return prompt[first:]

@@ -1,0 +1,255 @@
+"""Guiding: factors against p(met) before and after a token, and a language model that is guided."""
+
+import pytest
+import torch
+
+from generate.random_constraints import WORDS, make_model, random_constraint
+from hmmlm import inference
+from hmmlm.data.spelling import Spelling
+from hmmlm.errors import InputError
+from hmmlm.generate import Guide, Lookahead, anything, contains, tokens, words
+from hmmlm.hmm import HMM
+from hmmlm.inference.streaming import next_state_log_probs
+
+BUDGET = 9
+TOKENIZER, RNN = make_model(torch.float64)
+SPELLING = Spelling.of(TOKENIZER)
+EOS = TOKENIZER.eos_id
+
+
+def look_for(wanted, hmm: HMM = RNN, **how) -> Lookahead:
+    how = {"eos_id": EOS, "budget": BUDGET} | how
+    return Lookahead.build(hmm, wanted.compile(SPELLING), **how)
+
+
+def log_met(look: Lookahead, prompt: list[int], text: list[int]) -> float:
+    """log p(met | prompt, text), by itself."""
+    state = inference.start(look.hmm, reset_id=EOS)
+    if prompt or text:
+        state = inference.advance(state, torch.tensor([[*prompt, *text]]))
+    place = torch.tensor([look.automaton.run(text)])
+    return float(look.log_met(next_state_log_probs(state), place, BUDGET - len(text)))
+
+
+def encode(text: str) -> list[int]:
+    return TOKENIZER.encode(text)
+
+
+@pytest.mark.parametrize("strength", [1.0, 0.3])
+def test_factors_are_what_a_token_does_to_the_probability(strength):
+    looks = [look_for(contains("rain", "park") & words(2, 6)), look_for(~contains("the"))]
+    guide = Guide(looks, strength=strength)
+    prompts = [encode("the sun was"), encode(""), encode("a")]
+    texts = [encode("the rain"), encode("a sun"), encode("")]
+    which = [0, 1, 0]
+    factors = guide.log_factors(prompts, texts, which)
+    for row in range(3):
+        look, prompt, text = looks[which[row]], prompts[row], texts[row]
+        before = log_met(look, prompt, text)
+        for token in range(TOKENIZER.vocab_size):
+            after = [*text, token]
+            if token == EOS:
+                ends = look.automaton.accepts(text)
+                expected = strength * (0.0 - before) if ends else -torch.inf
+            elif look.automaton.distance[look.automaton.run(after)] + 1 > BUDGET - len(after):
+                expected = -torch.inf
+            else:
+                expected = strength * (log_met(look, prompt, after) - before)
+            assert float(factors[row, token]) == pytest.approx(expected, abs=1e-9)
+
+
+def test_texts_may_come_in_any_order_and_nothing_grows():
+    look = look_for(contains("rain"))
+    guide = Guide([look])
+    prompts = [encode("the sun"), encode("a park")]
+    guide.log_factors(prompts, [[], []], [0, 0])
+    one, two = encode("the"), encode("rain")
+    turned = guide.log_factors([prompts[1], prompts[0], prompts[1]], [one, two, two], [0] * 3)
+    assert len(guide._known) == 3 and len(guide._state.belief.fresh) == 3
+    again = Guide([look]).log_factors(
+        [prompts[1], prompts[0], prompts[1]], [one, two, two], [0] * 3
+    )
+    torch.testing.assert_close(turned, again, rtol=0, atol=1e-9)
+    jumped = guide.log_factors([prompts[0]], [encode("was in the park")], [0])
+    torch.testing.assert_close(
+        jumped, Guide([look]).log_factors([prompts[0]], [encode("was in the park")], [0])
+    )
+
+
+def test_only_the_last_tokens_of_a_prompt_are_read():
+    look, prompt = look_for(contains("rain")), encode("the sun was bright and a park")
+    short = Guide([look], context=2).log_factors([prompt], [[]], [0])
+    torch.testing.assert_close(short, Guide([look]).log_factors([prompt[-2:]], [[]], [0]))
+    none = Guide([look], context=0).log_factors([prompt], [[]], [0])
+    torch.testing.assert_close(none, Guide([look]).log_factors([[]], [[]], [0]))
+
+
+def without(word: str, hmm: HMM = RNN) -> HMM:
+    emit = hmm.log_emit.clone()
+    emit[TOKENIZER.id(word)] = -torch.inf
+    return HMM(hmm.log_init, hmm.transitions, emit.log_softmax(0), hmm.support)
+
+
+def test_the_guarantee_is_the_automatons_alone():
+    """An HMM that never writes the keyword weighs nothing, and the text has it in time."""
+    look = look_for(contains("rain"), without("rain"))
+    guide = Guide([look])
+    text: list[int] = []
+    while EOS not in text:
+        factors = guide.log_factors([[]], [text], [0])[0]
+        allowed = torch.isfinite(factors).nonzero()[:, 0].tolist()
+        assert (factors[allowed] == 0).all()
+        unwanted = [token for token in allowed if token not in (TOKENIZER.id("rain"), EOS)]
+        text = [*text, (unwanted or allowed)[0]]  # as late as may be
+    assert len(text) == BUDGET and look.automaton.accepts(text[:-1])
+
+
+def llm(padding: int = 3, seed: int = 0):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    config = transformers.LlamaConfig(
+        vocab_size=TOKENIZER.vocab_size + padding, pad_token_id=0, bos_token_id=None,
+        eos_token_id=EOS, initializer_range=0.7, **sizes, **heads,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def new_texts(out: torch.Tensor, prompt: int) -> list[list[int]]:
+    texts = []
+    for row in out[:, prompt:].tolist():
+        assert EOS in row
+        texts.append(row[: row.index(EOS)])
+    return texts
+
+
+MANNERS = {
+    "greedy": {"do_sample": False},
+    "sampling": {"do_sample": True, "temperature": 1.3},
+    "beams": {"do_sample": False, "num_beams": 4},
+    "several": {"do_sample": True, "num_return_sequences": 3},
+    "sampled beams": {"do_sample": True, "num_beams": 3, "num_return_sequences": 3},
+}
+
+
+@pytest.mark.parametrize("manner", MANNERS)
+def test_a_language_model_is_guided(manner):
+    """A constraint for each row, prompts of different lengths, two generations in a row."""
+    from hmmlm.hf.guiding import GuidedLogits
+
+    wanted = [contains("rain", "park"), tokens(3, 4) & ~contains("the"), contains("sun") & words(5)]
+    model, guide = llm(), Guide([look_for(one) for one in wanted])
+    processor = GuidedLogits(guide, pad_id=0)
+    how = {"max_new_tokens": BUDGET, "logits_processor": [processor], **MANNERS[manner]}
+    copies = how.get("num_return_sequences", 1)
+    for prompt in ("the sun", "a park was in the rain"):
+        ids = [encode(prompt), encode(f"{prompt} and"), encode("the")]
+        size = max(map(len, ids))
+        padded = torch.tensor([[0] * (size - len(row)) + row for row in ids])
+        mask = torch.tensor([[0] * (size - len(row)) + [1] * len(row) for row in ids])
+        torch.manual_seed(1)
+        out = model.generate(input_ids=padded, attention_mask=mask, **how)
+        texts = new_texts(out, size)
+        assert len(texts) == 3 * copies
+        for row, text in enumerate(texts):
+            look = guide.looks[row // copies]
+            assert look.automaton.accepts(text), TOKENIZER.decode(text)
+
+
+def test_probabilities_of_guided_tokens():
+    from hmmlm.hf.guiding import GuidedLogits
+
+    guide = Guide([look_for(contains("rain"))])
+    processor = GuidedLogits(guide)
+    ids, scores = torch.tensor([encode("the sun")]), torch.randn(1, TOKENIZER.vocab_size + 3)
+    guided = processor(ids, scores)[0]
+    factors = guide.log_factors([encode("the sun")], [[]], [0])[0]
+    expected = scores[0, : TOKENIZER.vocab_size].softmax(0).double() * factors.exp()
+    expected = expected / expected.sum()
+    torch.testing.assert_close(guided.exp()[:-3].double(), expected, rtol=1e-4, atol=1e-7)
+    assert torch.isneginf(guided[-3:]).all()
+
+
+def test_a_language_model_that_rules_out_what_is_legal_is_not_heard():
+    from hmmlm.hf.guiding import GuidedLogits
+
+    guide = Guide([look_for(contains("rain") & tokens(1, 1))])
+    scores = torch.zeros(1, TOKENIZER.vocab_size)
+    scores[0, TOKENIZER.id("rain")] = -torch.inf
+    guided = GuidedLogits(guide)(torch.tensor([encode("the")]), scores)
+    assert int(guided.argmax()) == TOKENIZER.id("rain") and not guided.isnan().any()
+
+
+def test_a_prompt_that_looks_like_going_on():
+    from hmmlm.hf.guiding import GuidedLogits
+
+    guide = Guide([look_for(contains("rain"))])
+    processor, scores = GuidedLogits(guide), torch.zeros(1, TOKENIZER.vocab_size)
+    ids = encode("the sun was")
+    processor(torch.tensor([ids[:-1]]), scores)
+    going = processor(torch.tensor([ids]), scores)
+    processor.begin()
+    anew = processor(torch.tensor([ids]), scores)
+    assert not torch.allclose(going.exp(), anew.exp())
+    fresh = GuidedLogits(guide)(torch.tensor([ids]), scores)
+    torch.testing.assert_close(anew, fresh)
+
+
+def test_random_constraints_are_met_by_a_language_model():
+    check_guided(range(12))
+
+
+def check_guided(seeds: range) -> None:
+    from hmmlm.hf.guiding import GuidedLogits
+
+    model, number = llm(), 0
+    hmm = RNN.to(dtype=torch.float32)
+    for seed in seeds:
+        automaton = random_constraint(seed).compile(SPELLING)
+        if automaton.distance[0] + 1 > BUDGET:
+            continue
+        number += 1
+        guide = Guide([Lookahead.build(hmm, automaton, eos_id=EOS, budget=BUDGET)])
+        torch.manual_seed(seed)
+        out = model.generate(
+            input_ids=torch.tensor([encode("the sun")]), do_sample=True, num_return_sequences=2,
+            max_new_tokens=BUDGET, logits_processor=[GuidedLogits(guide)],
+        )  # fmt: skip
+        for text in new_texts(out, 2):
+            assert automaton.accepts(text), (seed, TOKENIZER.decode(text))
+    assert number > len(seeds) // 2
+
+
+def test_weights_of_words_move_a_text():
+    weights = torch.zeros(TOKENIZER.vocab_size, dtype=torch.float64)
+    weights[TOKENIZER.id("bright")] = 3.0
+    plain = Guide([look_for(anything())]).log_factors([[]], [[]], [0])[0]
+    moved = Guide([look_for(anything(), log_weights=weights)]).log_factors([[]], [[]], [0])[0]
+    assert len(WORDS) == TOKENIZER.vocab_size - 2
+    bright = TOKENIZER.id("bright")
+    assert float(moved[bright]) > float(plain[bright]) + 0.1
+
+
+def test_bad_input():
+    look = look_for(contains("rain"))
+    with pytest.raises(InputError, match="There is no constraint; give at least one"):
+        Guide([])
+    with pytest.raises(InputError, match="one HMM, one <eos> and one budget"):
+        Guide([look, look_for(contains("sun"), budget=4)])
+    with pytest.raises(InputError, match=r"strength is -1\.0 but must be a number from 0 up"):
+        Guide([look], strength=-1.0)
+    with pytest.raises(InputError, match="context is -1 but must be at least 0"):
+        Guide([look], context=-1)
+    guide = Guide([look])
+    with pytest.raises(InputError, match="has 9 tokens without <eos> but the guide was made for 9"):
+        guide.log_factors([[]], [encode("the") * 9], [0])
+    with pytest.raises(InputError, match="cannot meet its constraint any more: a token was"):
+        guide.log_factors([[]], [encode("the") * 8], [0])
+    from hmmlm.hf.guiding import GuidedLogits
+
+    with pytest.raises(InputError, match="has 5 tokens but the guide 14; use a guide that was"):
+        GuidedLogits(guide)(torch.tensor([[1]]), torch.zeros(1, 5))
+    two = GuidedLogits(Guide([look, look]))
+    with pytest.raises(InputError, match="has 2 constraints but there are 3 rows"):
+        two(torch.tensor([[2]] * 3), torch.zeros(3, 14))
