@@ -1,10 +1,12 @@
 """A model you can keep: an HMM, its tokenizer and what is known of its making, in one folder."""
 
 import json
+import math
 import os
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,11 +15,14 @@ from torch import Tensor
 
 from hmmlm import __version__, inference
 from hmmlm.data.labels import GAP
+from hmmlm.data.spelling import Spelling
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.errors import InputError
 from hmmlm.evaluate import HmmLM
+from hmmlm.generate import Constraint, Lookahead, sample_met
 from hmmlm.hmm import HMM
 from hmmlm.hmm_file import FORMAT, read_hmm, write_hmm
+from hmmlm.inference.streaming import next_state_log_probs
 from hmmlm.results import StateProbs
 from hmmlm.text_model import (
     CONFIG,
@@ -167,10 +172,22 @@ class Model(TextModel):
                 yield TaggedLine(words, states, tags)
 
     def sample(
-        self, count: int = 1, *, prompt: str = "", length: int = 100, seed: int | None = None
+        self,
+        count: int = 1,
+        *,
+        prompt: str = "",
+        length: int = 100,
+        seed: int | None = None,
+        constraint: Constraint | None = None,
     ) -> list[str]:
-        """Lines drawn from the model, each after the prompt, up to `<eos>` or `length` tokens."""
+        """Lines drawn from the model, each after the prompt, up to `<eos>` or `length` tokens.
+
+        With a constraint, on what comes after the prompt, they are drawn from p(line | it is met
+        and the line ends in time), and all meet it.
+        """
         generator = self._generator(count, length, seed)
+        if constraint is not None:
+            return self._sample_met(count, prompt, length, generator, constraint)
         ids = self._ids(prompt)[:-1] if prompt.strip() else None
         drawn = inference.sample(
             self.hmm,
@@ -185,18 +202,80 @@ class Model(TextModel):
         rows = zip(drawn.tokens.tolist(), drawn.lengths.tolist(), strict=True)
         return [self.tokenizer.decode([*start, *row[:n]]) for row, n in rows]
 
+    def _sample_met(
+        self,
+        count: int,
+        prompt: str,
+        length: int,
+        generator: torch.Generator,
+        constraint: Constraint,
+    ) -> list[str]:
+        ids, state = self._read_prompt(prompt)
+        look = self.look_ahead(constraint, length=length)
+        drawn = sample_met(look, state, num_samples=count, generator=generator)
+        rows = zip(drawn.tokens.tolist(), drawn.lengths.tolist(), strict=True)
+        return [self.tokenizer.decode([*ids, *row[:n]]) for row, n in rows]
+
+    def probability(self, constraint: Constraint, *, prompt: str = "", length: int = 100) -> float:
+        """p(what follows the prompt meets the constraint and ends within `length` tokens)."""
+        _, state = self._read_prompt(prompt)
+        look = self.look_ahead(constraint, length=length)
+        place = torch.zeros(1, dtype=torch.long, device=self.device)
+        log_met = look.log_met(next_state_log_probs(state), place, length)
+        return min(1.0, float(log_met.exp()))
+
+    def look_ahead(
+        self,
+        constraint: Constraint,
+        *,
+        length: int,
+        weights: Mapping[str, float] | None = None,
+    ) -> Lookahead:
+        """The probability that a constraint is met, of every state and number of tokens left.
+
+        `weights` are factors of tokens, as the vocabulary spells them; others have 1.
+        """
+        if length < 1:
+            raise InputError(f"length is {length:,} but must be at least 1.")
+        log_weights = None
+        if weights:
+            log_weights = torch.zeros(self.hmm.vocab_size, dtype=torch.float64)
+            for token, weight in weights.items():
+                if not 0 < weight < float("inf"):
+                    raise InputError(f"The weight of {token!r} is {weight} but must be over 0.")
+                log_weights[self.tokenizer.id(token)] = math.log(weight)
+            log_weights = log_weights.to(self.device)
+        return Lookahead.build(
+            self.hmm,
+            constraint.compile(self.spelling),
+            eos_id=self.tokenizer.eos_id,
+            budget=length,
+            log_weights=log_weights,
+        )
+
+    @cached_property
+    def spelling(self) -> Spelling:
+        """What each token writes."""
+        return Spelling.of(self.tokenizer)
+
+    def _read_prompt(self, prompt: str) -> tuple[list[int], inference.State]:
+        """The ids of a prompt, and the state after it."""
+        state = inference.start(self.hmm, reset_id=self.tokenizer.eos_id)
+        if not prompt.strip():
+            return [], state
+        ids = self._ids(prompt)[:-1]
+        state = inference.advance(state, torch.from_numpy(ids)[None].to(self.device))
+        if torch.isneginf(state.log_evidence).any():
+            raise InputError(
+                f"The prompt {prompt!r} has probability zero under this model, so nothing can "
+                f"follow it; give another."
+            )
+        return ids.tolist(), state
+
     def next(self, prompt: str = "", *, k: int = 10) -> list[tuple[str, float]]:
         """The k most probable tokens after a prompt (all, if there are fewer), and p of each."""
         check_k(k)
-        state = inference.start(self.hmm, reset_id=self.tokenizer.eos_id)
-        if prompt.strip():
-            ids = torch.from_numpy(self._ids(prompt)[:-1])[None]
-            state = inference.advance(state, ids.to(self.hmm.device))
-            if torch.isneginf(state.log_evidence).any():
-                raise InputError(
-                    f"The prompt {prompt!r} has probability zero under this model, so nothing can "
-                    f"follow it; give another."
-                )
+        _, state = self._read_prompt(prompt)
         log_probs, words = inference.next_log_probs(state)[0].topk(min(k, self.hmm.vocab_size))
         pairs = zip(words.tolist(), log_probs.exp().tolist(), strict=True)
         return [(self.tokenizer.token(word), prob) for word, prob in pairs]

@@ -206,7 +206,7 @@ def check_guided(seeds: range) -> None:
     model, number = llm(), 0
     hmm = RNN.to(dtype=torch.float32)
     for seed in seeds:
-        automaton = random_constraint(seed).compile(SPELLING)
+        automaton = random_constraint(seed).read(SPELLING) & anything().compile(SPELLING)
         if automaton.distance[0] + 1 > BUDGET:
             continue
         number += 1
@@ -219,6 +219,14 @@ def check_guided(seeds: range) -> None:
         for text in new_texts(out, 2):
             assert automaton.accepts(text), (seed, TOKENIZER.decode(text))
     assert number > len(seeds) // 2
+
+
+def test_without_strength_all_that_is_legal_is_equal():
+    look = look_for(contains("rain"), without("sun"))
+    factors = Guide([look], strength=0.0).log_factors([[]], [encode("the") * 6], [0])[0]
+    legal = look.legal_next(torch.tensor([look.automaton.run(encode("the") * 6)]), 3)[0]
+    assert torch.equal(factors == 0, legal) and bool(legal[TOKENIZER.id("sun")])
+    assert torch.isneginf(factors[~legal]).all()
 
 
 def test_weights_of_words_move_a_text():

@@ -7,10 +7,11 @@ import time
 
 import typer
 
-from hmmlm.cli.asking import evaluate, info, next_tokens, sample, score, tag
+from hmmlm.cli.asking import evaluate, info, next_tokens, score, tag
 from hmmlm.cli.clustering import cluster
 from hmmlm.cli.distilling import distill
 from hmmlm.cli.estimating import estimate
+from hmmlm.cli.generating import constraint, guide, sample
 from hmmlm.cli.making import prepare
 from hmmlm.cli.plotting import plot
 from hmmlm.cli.sampling import gap, sample_corpus
@@ -38,6 +39,8 @@ app.command()(gap)
 app.command()(score)
 app.command()(tag)
 app.command()(sample)
+app.command()(constraint)
+app.command()(guide)
 app.command("next")(next_tokens)
 app.command()(info)
 app.command()(demo)

@@ -146,34 +146,6 @@ def tag(
         print_json({"tokens": tokens, "states": states, **({"tags": tags} if tags else {})})
 
 
-def sample(
-    model: Folder,
-    count: Annotated[
-        int, typer.Option("--count", "-n", help="How many texts.", parser=whole(1), metavar="N")
-    ] = 1,
-    prompt: Annotated[
-        str, typer.Option(help="Go on after this text.", parser=readable, metavar="TEXT")
-    ] = "",
-    length: Annotated[
-        int, typer.Option(help="Most tokens to draw.", parser=whole(1), metavar="N")
-    ] = 100,
-    seed: Annotated[
-        int | None,
-        typer.Option(help="Seed; by default a new one each time.", parser=whole(0), metavar="N"),
-    ] = None,
-    device: Device = "auto",
-    json: Json = False,
-) -> None:
-    """Text drawn from a model, one per line."""
-    loaded = load_any(model, device)
-    with progress_bar("Sampling", None):
-        texts = loaded.sample(count, prompt=prompt, length=length, seed=seed)
-    if json:
-        print_json({"texts": texts})
-        return
-    sys.stdout.write("".join(text + "\n" for text in texts))
-
-
 def next_tokens(
     model: Folder,
     prompt: Annotated[

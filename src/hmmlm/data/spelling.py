@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,7 @@ class Spelling:
         written = b"".join(self.tokens[int(id)] or b"" for id in ids)
         return written.removeprefix(b" ")
 
+    @cached_property
     def rows(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Tokens that write something, longest first: their ids, (N, L) bytes, and lengths."""
         spelt = [(id, text) for id, text in enumerate(self.tokens) if text]

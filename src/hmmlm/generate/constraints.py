@@ -53,8 +53,23 @@ class Constraint:
         return lift(self.letters, spelling)
 
     def compile(self, spelling: Spelling) -> Automaton:
-        """The automaton over tokens that accepts its texts; tokens that write nothing end it."""
-        return (self.read(spelling) & _written(spelling)).reduced()
+        """The automaton over tokens that accepts its texts; refused if there is none.
+
+        Tokens that write nothing have no place in them.
+        """
+        made = self.read(spelling) & _written(spelling)
+        if made.is_empty:
+            raise self.emptiness(spelling)
+        return made
+
+    def emptiness(self, spelling: Spelling) -> InputError:
+        """Why no text of these tokens is one of its."""
+        if self.letters is None or self.letters.is_empty:
+            return InputError(f"No text meets {self}, however long.")
+        return InputError(
+            f"The tokens of this vocabulary cannot write a text that meets {self}; use other "
+            f"words, or a model of another tokenizer."
+        )
 
     def accepts(self, text: str) -> bool:
         """Whether a text is one of them; not for constraints that count tokens."""
@@ -108,6 +123,13 @@ class _Together(Constraint):
     def read(self, spelling: Spelling) -> Automaton:
         one, other = (part.read(spelling) for part in self.parts)
         return one & other if self.sign == "&" else one | other
+
+    def emptiness(self, spelling: Spelling) -> InputError:
+        for part in self.parts:
+            if (part.read(spelling) & _written(spelling)).is_empty:
+                return part.emptiness(spelling)
+        one, other = self.parts
+        return InputError(f"No text meets both {one} and {other}; ask for one of them.")
 
     def __str__(self) -> str:
         return f"({f' {self.sign} '.join(map(str, self.parts))})"
@@ -245,7 +267,7 @@ def lift(letters: Automaton, spelling: Spelling) -> Automaton:
     O(bytes of the vocabulary) for each state that is met between two tokens. The first token of a
     text is read without a space at its beginning.
     """
-    ids, spelt, lengths = spelling.rows()
+    ids, spelt, lengths = spelling.rows
     counts = [int((lengths > place).sum()) for place in range(spelt.shape[1])]
     columns = letters.column[spelt]  # (N, L)
     skipped = (spelt[:, 0] == ord(" ")) if len(spelt) else np.zeros(0, bool)

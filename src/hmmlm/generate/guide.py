@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hmmlm.errors import InputError
@@ -13,7 +13,6 @@ from hmmlm.inference.evidence import log_prob
 from hmmlm.inference.streaming import (
     State,
     advance,
-    emission_log_probs,
     next_state_log_probs,
     start,
 )
@@ -58,16 +57,22 @@ class Guide:
 
         -inf for tokens that must not come. Rows that have ended have zeros.
         """
-        state = self._read(prompts, texts)
-        ahead = next_state_log_probs(state)
-        words = emission_log_probs(self.hmm, ahead).double()
-        out = torch.zeros_like(words)
-        for number in sorted(set(which)):
-            look = self.looks[number]
+        ahead = next_state_log_probs(self._read(prompts, texts))
+        groups = []
+        for number, look in enumerate(self.looks):
             for left, rows in self._open(texts, which, number).items():
-                places = [look.automaton.run(texts[row]) for row in rows]
-                chosen = torch.tensor(rows, device=out.device)
-                out[chosen] = self._weigh(look, ahead[chosen], words[chosen], places, left)
+                where = [look.automaton.run(texts[row]) for row in rows]
+                groups.append((look, *torch.tensor([rows, where], device=ahead.device), left))
+        # One product for what all rows ask, and for what comes next at all.
+        asked = [look.questions(ahead[rows], where, left) for look, rows, where, left in groups]
+        sizes = [len(ahead), *map(len, asked)]
+        answers = self.looks[0].words.log_probs(torch.cat([ahead, *asked])).split(sizes)
+        words = answers[0]
+        out = torch.zeros_like(words, dtype=torch.float64)
+        for (look, rows, where, left), answer in zip(groups, answers[1:], strict=True):
+            joint = look.next_log_met(ahead[rows], where, left, answer)
+            legal = look.legal_next(where, left)
+            out[rows] = self._weigh(joint, words[rows].double(), legal)
         return out
 
     def _open(
@@ -86,18 +91,17 @@ class Guide:
         return found
 
     def _weigh(
-        self, look: Lookahead, ahead: Tensor, words: Tensor, places: Sequence[int], left: int
+        self, joint: Tensor, words: Tensor, legal: Bool[Tensor, "N V"]
     ) -> Float[Tensor, "N V"]:
-        where = torch.tensor(places, device=ahead.device)
-        legal = look.legal_next(where, left)
+        """log p(met | text, w) - log p(met | text) of what is legal, or zeros if that has none."""
         if not bool(legal.any(1).all()):
             raise InputError(
                 "A text cannot meet its constraint any more: a token was written that the guide "
                 "had ruled out."
             )
-        joint = look.next_log_met(ahead, where, left)
-        met = torch.logsumexp(joint, 1, keepdim=True)
-        factors = self.strength * (joint - words - met)
+        if not self.strength:
+            return torch.where(legal, 0.0, -torch.inf).to(joint)
+        factors = self.strength * (joint - words - torch.logsumexp(joint, 1, keepdim=True))
         factors = torch.where(legal, factors.nan_to_num(nan=-torch.inf), -torch.inf)
         is_open = torch.isneginf(factors).all(1, keepdim=True)
         return torch.where(is_open & legal, 0.0, factors)

@@ -1,13 +1,15 @@
 """How probable it is that a constraint is met before a text must end, exactly."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, counted
 from hmmlm.generate.automata import Automaton
 from hmmlm.hmm import HMM
 from hmmlm.inference.streaming import emission_log_probs
@@ -16,9 +18,47 @@ from hmmlm.ops.messages import scaled
 from hmmlm.products import full_products
 
 MOST_BYTES = 8 << 30
+KEPT = 8192
+PLANS = 256
 SHARE = 16
 """Words that lead to one state are weighed together with all others where they are more than one
 in so many of the vocabulary, and one by one where they are fewer."""
+
+
+class Words:
+    """log sum_z p(z) p(w | z) of every word; of dense models a table of p(w | z) is kept."""
+
+    def __init__(self, hmm: HMM) -> None:
+        self.hmm = hmm
+
+    @cached_property
+    def _probs(self) -> Float[Tensor, "V Z"]:
+        return self.hmm.log_emit.exp()
+
+    @full_products()
+    def log_probs(self, log_states: Float[Tensor, "N Z"]) -> Float[Tensor, "N V"]:
+        """Rows may be over any sum. O(N V K)."""
+        top = log_states.max(1, keepdim=True).values.clamp(min=-1e30)
+        if not self.hmm.support.is_dense:
+            return emission_log_probs(self.hmm, log_states - top) + top
+        total = (log_states - top).exp() @ self._probs.T
+        found = total.log()
+        rows, words = (total < scaled.lowest(total.dtype)).nonzero(as_tuple=True)
+        step = max(1, TILE // self.hmm.num_states)
+        for some in torch.arange(len(rows), device=rows.device).split(step):
+            row, word = rows[some], words[some]
+            joint = log_states[row] - top[row] + self.hmm.log_emit[word]
+            found[row, word] = torch.logsumexp(joint, 1)
+        return found + top
+
+
+class _Plan(NamedTuple):
+    """What words lead to from a state of the automaton: goals of many words, and words of few."""
+
+    goals: list[int]
+    masks: list[Bool[Tensor, " V"]]
+    words: Int[Tensor, " N"]
+    their_goals: Int[Tensor, " N"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +83,7 @@ class Lookahead:
     log_weights: Float[Tensor, " V"] | None
     tables: tuple[Float[Tensor, "S Z"], ...]
     scales: tuple[Float[Tensor, " S"], ...]
+    words: Words
 
     @staticmethod
     @torch.no_grad()
@@ -60,14 +101,16 @@ class Lookahead:
         _check(hmm, automaton, eos_id, budget, log_weights, most_bytes)
         shortest = int(automaton.distance[0])
         if shortest + (not open_ended) > budget:
+            if automaton.is_empty:
+                raise InputError("No text meets the constraint, however long.")
             raise InputError(
-                "No text meets the constraint, however long."
-                if automaton.is_empty
-                else f"The shortest text that meets the constraint has {shortest:,} tokens"
+                f"The shortest text that meets the constraint has {counted(shortest, 'token')}"
                 f"{'' if open_ended else ' and <eos>'} but there is room for {budget:,}; allow "
                 f"more."
             )
-        made = Lookahead(hmm.detach(), automaton, eos_id, budget, open_ended, log_weights, (), ())
+        hmm = hmm.detach()
+        words = Words(hmm)
+        made = Lookahead(hmm, automaton, eos_id, budget, open_ended, log_weights, (), (), words)
         tables, scales = [], []
         table = hmm.log_init.new_zeros(automaton.num_states, hmm.num_states)
         scale = made._end.log() if open_ended else torch.full_like(made._end, -torch.inf).double()
@@ -78,10 +121,7 @@ class Lookahead:
             table, rise = made._move(ahead, made.legal(left))
             tables.append(table)
             scales.append(height + rise)
-        return Lookahead(
-            made.hmm, automaton, eos_id, budget, open_ended, log_weights,
-            tuple(tables), tuple(scales),
-        )  # fmt: skip
+        return replace(made, tables=tuple(tables), scales=tuple(scales))
 
     def legal(self, left: int) -> Bool[Tensor, " S"]:
         """Whether some text of at most so many more tokens is met, from each automaton state."""
@@ -90,7 +130,7 @@ class Lookahead:
 
     def legal_next(self, places: Int[Tensor, " B"], left: int) -> Bool[Tensor, "B V"]:
         """Whether some text is met after each next token; for `<eos>`, whether it may come now."""
-        found = self.legal(left - 1)[self._after[places]]
+        found = self.legal(left - 1)[self._next[places]][:, self._column]
         found[:, self.eos_id] = self._end[places] > 0
         return found
 
@@ -100,57 +140,71 @@ class Lookahead:
     ) -> Float[Tensor, " B"]:
         """log p(met | p(next hidden state), automaton state, tokens left), float64."""
         self._check_left(left)
-        ahead, height = self._emit(self.tables[left - 1], self.scales[left - 1], left)
-        return torch.logsumexp(log_states + ahead[places], 1).double() + height[places]
+        ahead, height = self._emit(self.tables[left - 1], self.scales[left - 1], left, places)
+        return torch.logsumexp(log_states + ahead, 1).double() + height
 
     @torch.no_grad()
     def next_log_met(
-        self, log_states: Float[Tensor, "B Z"], places: Int[Tensor, " B"], left: int
+        self,
+        log_states: Float[Tensor, "B Z"],
+        places: Int[Tensor, " B"],
+        left: int,
+        answers: Float[Tensor, "N V"] | None = None,
     ) -> Float[Tensor, "B V"]:
-        """log p(the next token is w, and met | the same), float64; `<eos>` is one of them."""
-        self._check_left(left)
+        """log p(the next token is w, and met | the same), float64; `<eos>` is one of them.
+
+        `answers` are those of `words.log_probs` to `questions`, if somebody asked them together
+        with others'.
+        """
+        if answers is None:
+            answers = self.words.log_probs(self.questions(log_states, places, left))
         table, scale = self.tables[left - 1], self.scales[left - 1]
-        found = torch.full(
-            (len(places), self.hmm.vocab_size), -torch.inf, dtype=torch.float64,
-            device=self.hmm.device,
-        )  # fmt: skip
-        for state in places.unique().tolist():
-            rows = (places == state).nonzero()[:, 0]
-            found[rows] = self._weigh(log_states[rows], state, table, scale)
+        size = (len(places), self.hmm.vocab_size)
+        found = torch.full(size, -torch.inf, dtype=torch.float64, device=self.hmm.device)
+        asked = 0
+        for row, state in enumerate(places.tolist()):
+            plan = self._plan(state)
+            for goal, mask in zip(plan.goals, plan.masks, strict=True):
+                answer = answers[asked].double() + scale[goal]
+                found[row] = torch.where(mask, answer, found[row])
+                asked += 1
+            step = max(1, TILE // self.hmm.support.width)
+            for words, goals in zip(
+                plan.words.split(step), plan.their_goals.split(step), strict=True
+            ):
+                states = self.hmm.support.states_of(words).clamp(min=0)  # (N, K)
+                joint = log_states[row][states] + table[goals[:, None], states]
+                total = torch.logsumexp(joint + self.hmm.log_emit[words], 1)
+                found[row, words] = total.double() + scale[goals]
         if self.log_weights is not None:
             found += self.log_weights
         ending = self._ending(log_states)
         found[:, self.eos_id] = torch.where(self._end[places] > 0, ending, -torch.inf).double()
         return found
 
-    def _weigh(
-        self, log_states: Tensor, state: int, table: Tensor, scale: Tensor
-    ) -> Float[Tensor, "N V"]:
-        """log p(w, met after it) of rows whose automaton is in one state."""
-        after = self._after[state]  # (V,)
-        goals, sizes = after.unique(return_counts=True)
-        out = torch.full(
-            (len(log_states), len(after)), -torch.inf, dtype=torch.float64, device=after.device
-        )
-        small = torch.zeros_like(after, dtype=torch.bool)
-        for goal, size in zip(goals.tolist(), sizes.tolist(), strict=True):
-            if torch.isneginf(scale[goal]):
-                continue
-            words = after == goal
-            if size * SHARE < len(after):
-                small |= words
-                continue
-            whole = emission_log_probs(self.hmm, log_states + table[goal])
-            out[:, words] = whole[:, words].double() + scale[goal]
-        words = small.nonzero()[:, 0]
-        size = self.hmm.support.width * len(log_states)
-        for part in words.split(max(1, TILE // max(1, size))):
-            goal = after[part]  # (N,)
-            states = self.hmm.support.states_of(part)  # (N, K)
-            inner = table[goal[:, None], states.clamp(min=0)] + self.hmm.log_emit[part]
-            joint = log_states[:, states.clamp(min=0)] + inner  # (B, N, K)
-            out[:, part] = torch.logsumexp(joint, 2).double() + scale[goal]
-        return out
+    def questions(
+        self, log_states: Float[Tensor, "B Z"], places: Int[Tensor, " B"], left: int
+    ) -> Float[Tensor, "N Z"]:
+        """For each row and each state that many words lead to: log p(next hidden state, met)."""
+        self._check_left(left)
+        table = self.tables[left - 1]
+        plans = [self._plan(state).goals for state in places.tolist()]
+        rows = [row for row, goals in enumerate(plans) for _ in goals]
+        return log_states[rows] + table[[goal for goals in plans for goal in goals]]
+
+    def _plan(self, state: int) -> _Plan:
+        """Goals and words of a state; those of the last states are kept."""
+        if state not in self._plans:
+            if len(self._plans) >= PLANS:
+                self._plans.pop(next(iter(self._plans)))
+            goals, sizes = self.automaton.next[state], self._sizes
+            share = np.bincount(goals, sizes, self.automaton.num_states)[goals]
+            is_many = share * SHARE >= self.hmm.vocab_size
+            row = self._next[state][self._column]  # (V,)
+            many = np.unique(goals[is_many]).tolist()
+            few = torch.from_numpy(~is_many).to(row.device)[self._column].nonzero()[:, 0]
+            self._plans[state] = _Plan(many, [row == goal for goal in many], few, row[few])
+        return self._plans[state]
 
     def _ending(self, log_states: Tensor) -> Tensor:
         """log p(`<eos>` | p(next hidden state)), with its weight."""
@@ -162,17 +216,19 @@ class Lookahead:
 
     @full_products()
     def _emit(
-        self, table: Tensor, scale: Tensor, left: int
+        self, table: Tensor, scale: Tensor, left: int, places: Tensor | None = None
     ) -> tuple[Float[Tensor, "S Z"], Float[Tensor, " S"]]:
         """log p(met | the next token's hidden state z, automaton state q), over each row's largest.
 
         The sum over kinds of words of p(kind | z) p(met after it), and of `<eos>` where it accepts.
+        Of all states of the automaton, or of those of `places`.
         """
-        goals = self._next  # (S, C)
+        places = torch.arange(len(self._next), device=table.device) if places is None else places
+        goals = self._next[places]  # (S, C)
         kinds = self._kinds  # (C, Z), log
         tops = kinds.max(1).values.clamp(min=-1e30).double()  # (C,)
         heights = scale[goals] + tops  # (S, C)
-        ends = torch.where(self._end > 0, 0.0, -torch.inf).double()
+        ends = torch.where(self._end[places] > 0, 0.0, -torch.inf).double()
         height = torch.maximum(heights.max(1).values, ends)
         height = torch.where(torch.isneginf(height), 0.0, height)
         probs, shares = table.exp(), (kinds - tops[:, None].to(kinds)).exp()
@@ -181,7 +237,7 @@ class Lookahead:
         for kind in range(goals.shape[1]):
             total += probs[goals[:, kind]] * shares[kind] * factors[:, kind, None]
         found = total.log()
-        poor = (total < scaled.lowest(total.dtype)) & self.legal(left)[:, None]
+        poor = (total < scaled.lowest(total.dtype)) & self.legal(left)[places, None]
         rows, states = poor.nonzero(as_tuple=True)
         step = max(1, TILE // goals.shape[1])
         for some in torch.arange(len(rows), device=rows.device).split(step):
@@ -202,11 +258,17 @@ class Lookahead:
         found = torch.empty_like(ahead)
         step = max(1, TILE // self.hmm.num_states)
         for start in range(0, self.hmm.num_states, step):
-            rows = self.hmm.transitions.rows(start, min(start + step, self.hmm.num_states))
-            total = probs @ rows.exp().T  # (S, N)
-            found[:, start : start + step] = total.log()
+            stop = min(start + step, self.hmm.num_states)
+            moves = (
+                self.hmm.transitions.rows(start, stop).exp()
+                if self._moves is None
+                else self._moves[start:stop]
+            )
+            total = probs @ moves.T  # (S, N)
+            found[:, start:stop] = total.log()
             poor = (total < scaled.lowest(total.dtype)) & legal[:, None]
             states, sources = poor.nonzero(as_tuple=True)
+            rows = self.hmm.transitions.rows(start, stop) if len(states) else moves
             for some in torch.arange(len(states), device=states.device).split(step):
                 terms = rows[sources[some]] + ahead[states[some]] - top[states[some], None]
                 found[states[some], start + sources[some]] = torch.logsumexp(terms, 1)
@@ -217,13 +279,27 @@ class Lookahead:
         return found - shift[:, None], rise
 
     @cached_property
+    def _moves(self) -> Float[Tensor, "Z Z"] | None:
+        """p(z' | z), of few enough states to keep it while tables are made."""
+        states = self.hmm.num_states
+        return self.hmm.transitions.rows(0, states).exp() if states <= KEPT else None
+
+    @cached_property
     def _next(self) -> Int[Tensor, "S C"]:
         return torch.from_numpy(self.automaton.next).to(self.hmm.device)
 
     @cached_property
-    def _after(self) -> Int[Tensor, "S V"]:
-        column = torch.from_numpy(self.automaton.column).to(self.hmm.device)
-        return self._next[:, column]
+    def _column(self) -> Int[Tensor, " V"]:
+        return torch.from_numpy(self.automaton.column).to(self.hmm.device)
+
+    @cached_property
+    def _sizes(self) -> np.ndarray:
+        """Words of each column."""
+        return np.bincount(self.automaton.column, minlength=self.automaton.num_columns)
+
+    @cached_property
+    def _plans(self) -> dict[int, _Plan]:
+        return {}
 
     @cached_property
     def _end(self) -> Float[Tensor, " S"]:
@@ -240,8 +316,7 @@ class Lookahead:
     @cached_property
     def _kinds(self) -> Float[Tensor, "C Z"]:
         """log p(a word of each kind | z), `<eos>` not among them, with their weights."""
-        column = torch.from_numpy(self.automaton.column).to(self.hmm.device)
-        column = column + 1
+        column = self._column + 1
         column[self.eos_id] = 0
         return self._sums(column)[1:]
 

@@ -1,0 +1,298 @@
+"""`hmmlm sample`, `hmmlm constraint` and `hmmlm guide`: text that is drawn, and what it must be."""
+
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hmmlm.cli.asking import Folder, load_any
+from hmmlm.cli.output import (
+    Device,
+    Json,
+    number,
+    pick_device,
+    print_json,
+    progress_bar,
+    readable,
+    say,
+    whole,
+    zero_or_more,
+)
+from hmmlm.errors import InputError, counted
+
+if TYPE_CHECKING:
+    from hmmlm.generate import Constraint
+    from hmmlm.model import Model
+
+
+def _texts(name: str, help: str) -> Any:
+    return typer.Option(name, help=f"{help} May be repeated.", metavar="TEXT")
+
+
+def _span(name: str, help: str) -> Any:
+    return typer.Option(name, help=f"{help}, such as 10..20, 10.. or 12.", metavar="A..B")
+
+
+MustContain = Annotated[list[str] | None, _texts("--must-contain", "A word or phrase to be there.")]
+AnyOf = Annotated[
+    list[str] | None, _texts("--any-of", "Words, with | between them, one of which is there.")
+]
+MustNot = Annotated[list[str] | None, _texts("--must-not", "A word or phrase not to be there.")]
+Pattern = Annotated[
+    list[str] | None, _texts("--regex", "A regular expression of the whole new text.")
+]
+Begins = Annotated[str | None, typer.Option("--starts-with", help="How it begins.", metavar="TEXT")]
+Ends = Annotated[str | None, typer.Option("--ends-with", help="How it ends.", metavar="TEXT")]
+Words = Annotated[str | None, _span("--words", "How many words")]
+Sentences = Annotated[str | None, _span("--sentences", "How many sentences")]
+Tokens = Annotated[str | None, _span("--tokens", "How many tokens")]
+Seed = Annotated[
+    int | None,
+    typer.Option(help="Seed; by default a new one each time.", parser=whole(0), metavar="N"),
+]
+Prompt = Annotated[
+    str, typer.Option(help="Go on after this text.", parser=readable, metavar="TEXT")
+]
+
+
+def sample(
+    model: Folder,
+    count: Annotated[
+        int, typer.Option("--count", "-n", help="How many texts.", parser=whole(1), metavar="N")
+    ] = 1,
+    prompt: Prompt = "",
+    length: Annotated[
+        int, typer.Option(help="Most tokens to draw.", parser=whole(1), metavar="N")
+    ] = 100,
+    must_contain: MustContain = None,
+    any_of: AnyOf = None,
+    must_not: MustNot = None,
+    regex: Pattern = None,
+    starts_with: Begins = None,
+    ends_with: Ends = None,
+    words: Words = None,
+    sentences: Sentences = None,
+    tokens: Tokens = None,
+    seed: Seed = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Text drawn from a model, one per line.
+
+    With something it must be (docs/constraints.md), every text is: each is drawn from the model's
+    own texts that are and that end within --length tokens, and how probable those are is said
+    before. That is for HMMs.
+    """
+    wanted = make_constraint(
+        must_contain, any_of, must_not, regex, starts_with, ends_with, words, sentences, tokens
+    )
+    loaded = load_any(model, device)
+    if wanted is None:
+        with progress_bar("Sampling", None):
+            texts = loaded.sample(count, prompt=prompt, length=length, seed=seed)
+        _print_texts(texts, json, {})
+        return
+    hmm = _hmm_of(loaded, model)
+    with progress_bar("Looking ahead", None):
+        prob = hmm.probability(wanted, prompt=prompt, length=length)
+        if prob > 0 and not json:
+            say(_told(prob))
+        texts = hmm.sample(count, prompt=prompt, length=length, seed=seed, constraint=wanted)
+    _print_texts(texts, json, {"probability": prob, "constraint": str(wanted)})
+
+
+def constraint(
+    model: Folder,
+    must_contain: MustContain = None,
+    any_of: AnyOf = None,
+    must_not: MustNot = None,
+    regex: Pattern = None,
+    starts_with: Begins = None,
+    ends_with: Ends = None,
+    words: Words = None,
+    sentences: Sentences = None,
+    tokens: Tokens = None,
+    prompt: Prompt = "",
+    length: Annotated[int, number("--length", "Most tokens of a text, <eos> among them.")] = 100,
+    svg: Annotated[
+        Path | None, typer.Option(help="Draw the automaton into this file.", metavar="FILE")
+    ] = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """What a constraint comes to: its automaton, its shortest text, and how probable it is.
+
+    The options are those of hmmlm sample.
+    """
+    wanted = make_constraint(
+        must_contain, any_of, must_not, regex, starts_with, ends_with, words, sentences, tokens
+    )
+    if wanted is None:
+        raise InputError("There is no constraint; give --must-contain TEXT or another of them.")
+    loaded = _hmm_of(load_any(model, device), model)
+    automaton = wanted.compile(loaded.spelling)
+    if svg is not None:
+        from hmmlm.explore.automaton import draw_automaton
+
+        names = [loaded.tokenizer.token(id) for id in range(loaded.tokenizer.vocab_size)]
+        drawing = draw_automaton(automaton, names, str(wanted))
+    shortest = int(automaton.distance[0])
+    say(f"{wanted}")
+    say(
+        f"{counted(automaton.num_states, 'state')}, {counted(automaton.num_columns, 'kind')} of "
+        f"tokens; the shortest text has {counted(shortest, 'token')}"
+    )
+    with progress_bar("Looking ahead", None):
+        prob = loaded.probability(wanted, prompt=prompt, length=length)
+    say(_told(prob))
+    if svg is not None:
+        svg.write_text(drawing, encoding="utf-8")
+        say(f"drawn into {svg}")
+    if json:
+        print_json(
+            {
+                "constraint": str(wanted),
+                "states": automaton.num_states,
+                "kinds": automaton.num_columns,
+                "shortest": shortest,
+                "probability": prob,
+            }
+        )
+
+
+def guide(
+    model: Annotated[Path, typer.Argument(help="The HMM's folder, of the same tokenizer.")],
+    llm: Annotated[
+        str, typer.Option(help="A causal language model of Hugging Face's: a folder, or a name.")
+    ],
+    prompt: Prompt = "",
+    count: Annotated[
+        int, typer.Option("--count", "-n", help="How many texts.", parser=whole(1), metavar="N")
+    ] = 1,
+    length: Annotated[int, number("--length", "Most new tokens, the last of them <eos>.")] = 32,
+    must_contain: MustContain = None,
+    any_of: AnyOf = None,
+    must_not: MustNot = None,
+    regex: Pattern = None,
+    starts_with: Begins = None,
+    ends_with: Ends = None,
+    words: Words = None,
+    sentences: Sentences = None,
+    tokens: Tokens = None,
+    strength: Annotated[
+        float,
+        typer.Option(help="The power of the HMM's factor.", parser=zero_or_more, metavar="X"),
+    ] = 1.0,
+    temperature: Annotated[
+        float,
+        typer.Option(help="Divides the logits; 0 takes the best token.", parser=zero_or_more,
+                     metavar="X"),
+    ] = 1.0,
+    gguf_file: Annotated[
+        str | None, typer.Option(help="A GGUF file in the model's folder.", metavar="NAME")
+    ] = None,
+    seed: Seed = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:  # fmt: skip
+    """Text of a large language model that is what it must be, and ends in time, for certain.
+
+    An HMM of the same tokens (hmmlm distill) says for each next token how probable that makes it.
+    """
+    wanted = make_constraint(
+        must_contain, any_of, must_not, regex, starts_with, ends_with, words, sentences, tokens
+    )
+    if wanted is None:
+        raise InputError("There is nothing to guide to; give --must-contain TEXT or another.")
+    from hmmlm.distill.causal import CausalTeacher
+
+    loaded = _hmm_of(load_any(model, device), model)
+    teacher = CausalTeacher(llm, device=pick_device(device), gguf_file=gguf_file)
+    from hmmlm.hf.writing import Writer  # needs transformers, which the line above asks for
+
+    writer = Writer(teacher, loaded)
+    with progress_bar("Writing", None):
+        prob = loaded.probability(wanted, length=length, prompt=prompt)
+        if not json:
+            say(_told(prob))
+        texts = writer.write(
+            wanted, prompt, count=count, length=length, strength=strength,
+            temperature=temperature, seed=seed,
+        )  # fmt: skip
+    _print_texts(texts, json, {"probability": prob, "constraint": str(wanted)})
+
+
+def make_constraint(
+    must_contain: list[str] | None,
+    any_of: list[str] | None,
+    must_not: list[str] | None,
+    regex: list[str] | None,
+    starts_with: str | None,
+    ends_with: str | None,
+    words: str | None,
+    sentences: str | None,
+    tokens: str | None,
+) -> "Constraint | None":
+    """All of what the options ask for; None if that is nothing."""
+    given = (must_contain, any_of, must_not, regex, starts_with, ends_with)
+    if not any((*given, words, sentences, tokens)):
+        return None
+    from hmmlm import generate as g
+
+    parts = [g.contains(phrase) for phrase in must_contain or ()]
+    parts += [g.contains_any(*choice.split("|")) for choice in any_of or ()]
+    parts += [~g.contains(phrase) for phrase in must_not or ()]
+    parts += [g.regex(pattern) for pattern in regex or ()]
+    parts += [] if starts_with is None else [g.starts_with(starts_with)]
+    parts += [] if ends_with is None else [g.ends_with(ends_with)]
+    for make, said, name in (
+        (g.words, words, "--words"),
+        (g.sentences, sentences, "--sentences"),
+        (g.tokens, tokens, "--tokens"),
+    ):
+        parts += [] if said is None else [make(*_range(said, name))]
+    made = parts[0]
+    for part in parts[1:]:
+        made = made & part
+    return made
+
+
+def _range(said: str, name: str) -> tuple[int, int | None]:
+    first, dots, last = said.partition("..")
+    last = last if dots else first
+    if not first.isdecimal() or not (last.isdecimal() or (dots and not last)):
+        raise InputError(f"{name} is {said!r} but must be such as 10..20, 10.. or 12.")
+    return int(first), int(last) if last else None
+
+
+def _told(prob: float) -> str:
+    if prob == 0:
+        return "probability 0: this model never writes that"
+    words = f"probability {_share(prob)} that the model writes such a text"
+    return words + (": it hardly ever does" if prob < 0.01 else "")
+
+
+def _share(prob: float) -> str:
+    if prob >= 0.001:
+        return f"{100 * prob:.2g}%"
+    return f"1e{math.floor(math.log10(prob)):d}" if prob < 1e-6 else f"{prob:.1g}"
+
+
+def _hmm_of(loaded: Any, folder: Path) -> "Model":
+    from hmmlm.model import Model
+
+    if not isinstance(loaded, Model):
+        raise InputError(
+            f"{folder} is not an HMM, and only an HMM knows how probable it is that a constraint "
+            f"is met; train one with hmmlm train."
+        )
+    return loaded
+
+
+def _print_texts(texts: list[str], json: bool, more: dict[str, Any]) -> None:
+    if json:
+        print_json({"texts": texts, **more})
+        return
+    sys.stdout.write("".join(text + "\n" for text in texts))
