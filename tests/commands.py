@@ -1,5 +1,6 @@
 """Running commands, and looking at what they leave."""
 
+import json
 import os
 import random
 import signal
@@ -7,7 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import hmmlm
 
@@ -38,6 +39,11 @@ class Made(NamedTuple):
     folder: Path
     prepared: Answer
     trained: Answer
+
+
+def last_json(out: str) -> dict[str, Any]:
+    """What a command with --json ends with."""
+    return json.loads(out.splitlines()[-1])
 
 
 Tree = dict[str, bytes | None]

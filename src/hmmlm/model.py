@@ -178,7 +178,7 @@ class Model(TextModel):
         prompt: str = "",
         length: int = 100,
         seed: int | None = None,
-        constraint: Constraint | None = None,
+        constraint: Constraint | Lookahead | None = None,
     ) -> list[str]:
         """Lines drawn from the model, each after the prompt, up to `<eos>` or `length` tokens.
 
@@ -208,7 +208,7 @@ class Model(TextModel):
         prompt: str,
         length: int,
         generator: torch.Generator,
-        constraint: Constraint,
+        constraint: Constraint | Lookahead,
     ) -> list[str]:
         ids, state = self._read_prompt(prompt)
         look = self.look_ahead(constraint, length=length)
@@ -216,7 +216,9 @@ class Model(TextModel):
         rows = zip(drawn.tokens.tolist(), drawn.lengths.tolist(), strict=True)
         return [self.tokenizer.decode([*ids, *row[:n]]) for row, n in rows]
 
-    def probability(self, constraint: Constraint, *, prompt: str = "", length: int = 100) -> float:
+    def probability(
+        self, constraint: Constraint | Lookahead, *, prompt: str = "", length: int = 100
+    ) -> float:
         """p(what follows the prompt meets the constraint and ends within `length` tokens)."""
         _, state = self._read_prompt(prompt)
         look = self.look_ahead(constraint, length=length)
@@ -226,17 +228,25 @@ class Model(TextModel):
 
     def look_ahead(
         self,
-        constraint: Constraint,
+        constraint: Constraint | Lookahead,
         *,
         length: int,
         weights: Mapping[str, float] | None = None,
     ) -> Lookahead:
         """The probability that a constraint is met, of every state and number of tokens left.
 
-        `weights` are factors of tokens, as the vocabulary spells them; others have 1.
+        What `probability` and `sample` make of a constraint: given to them in its place, it is not
+        made twice. `weights` are factors of tokens, as the vocabulary spells them; others have 1.
         """
         if length < 1:
             raise InputError(f"length is {length:,} but must be at least 1.")
+        if isinstance(constraint, Lookahead):
+            if constraint.budget != length:
+                raise InputError(
+                    f"length is {length:,} but this was made to look {constraint.budget:,} tokens "
+                    f"ahead; give the same."
+                )
+            return constraint
         log_weights = None
         if weights:
             log_weights = torch.zeros(self.hmm.vocab_size, dtype=torch.float64)

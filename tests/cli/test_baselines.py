@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import run_command
+from commands import last_json, run_command
 from hmmlm.cli import fitting
 from hmmlm.neural_model import load_model
 
@@ -22,10 +22,6 @@ SMALL = {
     ],
 }
 FEW = ["--epochs=3", "--batch-size=4", "--length=16"]
-
-
-def last_json(out: str) -> dict:
-    return json.loads(out.splitlines()[-1])
 
 
 @pytest.mark.parametrize("kind", SMALL)

@@ -1,20 +1,15 @@
 """`hmmlm cluster`, and models with emission blocks."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from commands import made_up_lines, run_command, tree
+from commands import last_json, made_up_lines, run_command, tree
 from hmmlm.clusters.counts import PAIRS, count_bigrams, mutual_information, read_words
 from hmmlm.clusters.paths import clustering_from_paths, read_paths
 from hmmlm.data.shards import Corpus
 from hmmlm.model import Model
-
-
-def last_json(out: str) -> dict:
-    return json.loads(out.splitlines()[-1])
 
 
 @pytest.mark.parametrize("method", ["brown", "exchange"])

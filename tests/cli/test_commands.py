@@ -17,16 +17,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from commands import SOURCE, made_up_lines, run_command
+from commands import SOURCE, last_json, made_up_lines, run_command
 from hmmlm.cli.output import say_fact
 from hmmlm.model import Model
 from hmmlm.ops.kernels import lacking
 
 LINE = "the red dog sees a cat ."
-
-
-def last_json(out: str) -> dict:
-    return json.loads(out.splitlines()[-1])
 
 
 def test_prepare_counts_every_split(made):
@@ -279,7 +275,7 @@ print("torch" in sys.modules, "numpy" in sys.modules)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.stdout.splitlines()[-1] == "False False"
     commands = ["prepare", "train", "evaluate", "score", "tag", "sample", "next", "info", "demo"]
-    commands += ["sweep", "plot", "sample-corpus", "gap"]
+    commands += ["sweep", "plot", "sample-corpus", "gap", "constraint", "guide"]
     assert all(f" {command} " in done.stdout for command in commands)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1
 

@@ -96,10 +96,11 @@ def sample(
         return
     hmm = _hmm_of(loaded, model)
     with progress_bar("Looking ahead", None):
-        prob = hmm.probability(wanted, prompt=prompt, length=length)
+        look = hmm.look_ahead(wanted, length=length)
+        prob = hmm.probability(look, prompt=prompt, length=length)
         if prob > 0 and not json:
             say(_told(prob))
-        texts = hmm.sample(count, prompt=prompt, length=length, seed=seed, constraint=wanted)
+        texts = hmm.sample(count, prompt=prompt, length=length, seed=seed, constraint=look)
     _print_texts(texts, json, {"probability": prob, "constraint": str(wanted)})
 
 
@@ -214,11 +215,12 @@ def guide(
 
     writer = Writer(teacher, loaded)
     with progress_bar("Writing", None):
-        prob = loaded.probability(wanted, length=length, prompt=prompt)
+        look = loaded.look_ahead(wanted, length=length)
+        prob = loaded.probability(look, length=length, prompt=prompt)
         if not json:
             say(_told(prob))
         texts = writer.write(
-            wanted, prompt, count=count, length=length, strength=strength,
+            look, prompt, count=count, length=length, strength=strength,
             temperature=temperature, seed=seed,
         )  # fmt: skip
     _print_texts(texts, json, {"probability": prob, "constraint": str(wanted)})

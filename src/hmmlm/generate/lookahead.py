@@ -238,6 +238,8 @@ class Lookahead:
             total += probs[goals[:, kind]] * shares[kind] * factors[:, kind, None]
         found = total.log()
         poor = (total < scaled.lowest(total.dtype)) & self.legal(left)[places, None]
+        if poor.any():
+            poor &= self._can_emit(table, scale, places)
         rows, states = poor.nonzero(as_tuple=True)
         step = max(1, TILE // goals.shape[1])
         for some in torch.arange(len(rows), device=rows.device).split(step):
@@ -248,12 +250,24 @@ class Lookahead:
             found[q, z] = exact.to(found)
         return found, height
 
+    def _can_emit(self, table: Tensor, scale: Tensor, places: Tensor) -> Bool[Tensor, "S Z"]:
+        """Where `_emit` is not the logarithm of zero."""
+        goals = self._next[places]
+        can_go = table.isfinite() & scale.isfinite()[:, None]
+        can_be = self._kinds.isfinite()
+        found = (self._end[places] > 0)[:, None] & self._ends.isfinite()
+        for kind in range(goals.shape[1]):
+            found = found | (can_go[goals[:, kind]] & can_be[kind])
+        return found
+
     @full_products()
     def _move(
         self, ahead: Tensor, legal: Tensor
     ) -> tuple[Float[Tensor, "S Z"], Float[Tensor, " S"]]:
         """log sum_z' p(z' | z) p(met | z'), over each row's largest."""
-        top = ahead.max(1).values.clamp(min=-1e30)
+        top = ahead.max(1).values
+        legal = legal & top.isfinite()
+        top = top.clamp(min=-1e30)
         probs = (ahead - top[:, None]).exp()  # (S, Z)
         found = torch.empty_like(ahead)
         step = max(1, TILE // self.hmm.num_states)

@@ -7,7 +7,7 @@ import torch
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.distill.causal import CausalTeacher
 from hmmlm.errors import InputError
-from hmmlm.generate import Constraint, Guide
+from hmmlm.generate import Constraint, Guide, Lookahead
 from hmmlm.hf.guiding import GuidedLogits
 from hmmlm.model import Model
 
@@ -24,7 +24,7 @@ class Writer:
 
     def write(
         self,
-        constraint: Constraint,
+        constraint: Constraint | Lookahead,
         prompt: str = "",
         *,
         count: int = 1,
