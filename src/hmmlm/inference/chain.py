@@ -1,5 +1,6 @@
 """Tokens laid over an HMM: what every recursion asks for, step by step."""
 
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -20,9 +21,9 @@ MISSING = -1
 class Chain:
     """A batch of token rows over one HMM.
 
-    Step t of a row lives on the states that may emit its token; a missing token may come from any
-    state. Where some row misses its token and words do not have all states, the step is wide: all
-    rows use all states there.
+    Step t of a row lives on the states that may emit its token; a missing token, and one that
+    stands for soft evidence, may come from any state. Where some row has such a token and words do
+    not have all states, the step is wide: all rows use all states there.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Chain:
         table: Table | None = None,
     ) -> None:
         self.is_full = lengths is None  # rows have all steps
-        tokens, lengths = check_tokens(hmm.vocab_size, tokens, lengths, reset_id)
+        tokens, lengths = check_tokens(hmm.vocab_size + hmm.num_soft, tokens, lengths, reset_id)
         tokens, lengths = tokens.to(hmm.device), lengths.to(hmm.device)
         if belief is not None and belief.fresh.shape[0] != tokens.shape[0]:
             raise InputError(
@@ -54,6 +55,11 @@ class Chain:
             self.active = torch.arange(tokens.shape[1], device=hmm.device) < lengths[:, None]
             # Past a row's end the recursions go on over word 0 and what they find is not used.
             self.tokens = torch.where(self.active, tokens, 0)
+        self.soft: Tensor | None = None  # (B, T): the number of a piece of soft evidence, or less
+        if hmm.log_soft is not None:
+            # Such a token is one that is missing, with emissions of its own.
+            self.soft = self.tokens - hmm.vocab_size
+            self.tokens = torch.where(self.soft >= 0, MISSING, self.tokens)
         self.reset_id = reset_id
         self.belief = None if belief is None else belief.checked()
         after_reset = torch.zeros_like(self.active)
@@ -103,9 +109,12 @@ class Chain:
 
     def select(self, rows: Int[Tensor, " N"]) -> "Chain":
         """The chain of some of the rows."""
+        tokens = self.tokens
+        if self.soft is not None:
+            tokens = torch.where(self.soft >= 0, self.soft + self.hmm.vocab_size, tokens)
         return Chain(
             self.hmm,
-            self.tokens[rows],
+            tokens[rows],
             lengths=self.lengths[rows],
             belief=None if self.belief is None else self.belief.select(rows),
             reset_id=self.reset_id,
@@ -132,13 +141,22 @@ class Chain:
         return self.hmm.support.states_of(self.tokens[:, step])
 
     def emission(self, step: int) -> Float[Tensor, "B W"]:
-        """log p(x_t | z_t) on the states of the step; 0 where the token is missing."""
+        """log p(x_t | z_t) on the states of the step; 0 where the token is missing.
+
+        Where it stands for soft evidence, what that says of each state.
+        """
         tokens = self.tokens[:, step]
         emission = self.hmm.log_emit[tokens.clamp(min=0)]  # (B, K)
         if self.wide[step]:
             states = self.hmm.support.states_of(tokens.clamp(min=0))
             emission = spread(emission, states, self.hmm.num_states, -torch.inf)
-        return emission.masked_fill((tokens == MISSING)[:, None], 0.0)
+        emission = emission.masked_fill((tokens == MISSING)[:, None], 0.0)
+        if self.soft is not None and self.wide[step] and self.hmm.log_soft is not None:
+            which = self.soft[:, step, None]
+            emission = torch.where(
+                which >= 0, self.hmm.log_soft[which[:, 0].clamp(min=0)], emission
+            )
+        return emission
 
     def link(self, step: int) -> Link:
         """What stands between step - 1 and `step`."""
@@ -152,6 +170,22 @@ class Chain:
         tile = self.hmm.transitions.tile(sources, destinations)
         padding = (sources < 0)[:, :, None] | (destinations < 0)[:, None, :]
         return Tiles(tile.masked_fill(padding, -torch.inf), sources, destinations)
+
+    def columns(self, step: int, copies: int = 1) -> Iterator[tuple[slice, Float[Tensor, "R K C"]]]:
+        """The link into a step as log p(j | i) for some j at a time and all i, -inf in padding.
+
+        At most about TILE cells of a row times `copies` at once; a tile of all states is one for
+        all rows.
+        """
+        sources, destinations = self.states(step - 1), self.states(step)
+        everything = torch.arange(self.hmm.num_states, device=self.hmm.device)
+        rows = 1 if sources is None and destinations is None else self.batch
+        sources = everything.expand(rows, -1) if sources is None else sources
+        destinations = everything.expand(rows, -1) if destinations is None else destinations
+        size = max(1, TILE // (self.batch * sources.shape[1] * copies))
+        for start in range(0, destinations.shape[1], size):
+            span = slice(start, start + size)
+            yield span, self.tiles(sources, destinations[:, span]).log_tile
 
     def initial(self, step: int) -> Float[Tensor, "B W"]:
         """log p(z1) on the states of a step."""
