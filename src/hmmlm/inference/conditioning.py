@@ -66,10 +66,11 @@ def word_log_probs(
         which = text.weights_of[text.gaps]  # (N,)
         # Without the evidence of the position itself; a state that it excludes emits no such word.
         states = torch.where(torch.isneginf(states), -torch.inf, states - _evidence_at(text)[which])
-        most = states.amax(1, keepdim=True) if len(states) else states[:, :1]
-        most = torch.where(torch.isfinite(most), most, 0.0)
-        words = emission_log_probs(text.hmm, states - most)
-        words += most + text.log_weights[which]
+        words = text.log_weights[which]
+        if len(states):
+            most = states.amax(1, keepdim=True)
+            most = torch.where(torch.isfinite(most), most, 0.0)
+            words = words + most + emission_log_probs(text.hmm, states - most)
     return WordProbs(words, text.gaps, found.log_evidence)
 
 
