@@ -74,7 +74,9 @@ def check_paths(states, log_probs, row: Row, k: int) -> None:
     truth = row.log_joint[:, -1].sort(descending=True).values[:k]
     truth = torch.cat([truth, torch.full((k - len(truth),), -INF, dtype=torch.float64)])
     torch.testing.assert_close(log_probs, truth, rtol=0, atol=1e-10)
-    joint = {tuple(p): float(v) for p, v in zip(row.paths.tolist(), row.log_joint[:, -1])}
+    joint = {
+        tuple(p): float(v) for p, v in zip(row.paths.tolist(), row.log_joint[:, -1], strict=True)
+    }
     seen = [tuple(path) for path in states[:, : row.steps].tolist()]
     assert (states[:, row.steps :] == -1).all()
     real = [path for path in seen if path != (-1,) * row.steps]

@@ -11,6 +11,7 @@ from hmmlm.cli.asking import evaluate, info, next_tokens, sample, score, tag
 from hmmlm.cli.clustering import cluster
 from hmmlm.cli.distilling import distill
 from hmmlm.cli.estimating import estimate
+from hmmlm.cli.filling import fill
 from hmmlm.cli.making import prepare
 from hmmlm.cli.plotting import plot
 from hmmlm.cli.sampling import gap, sample_corpus
@@ -39,6 +40,7 @@ app.command()(score)
 app.command()(tag)
 app.command()(sample)
 app.command("next")(next_tokens)
+app.command()(fill)
 app.command()(info)
 app.command()(demo)
 
