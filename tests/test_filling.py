@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from enumeration import enumerate_row
-from hmmlm import HMM, Model
+from hmmlm import HMM, Model, inference
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.errors import InputError
 from models import make_hmm
@@ -186,3 +186,10 @@ def test_a_line_of_probability_zero():
 def test_a_word_that_no_token_stands_for():
     with pytest.raises(InputError, match="The tokenizer cannot encode this text"):
         characters().fill("x ?")
+
+
+def test_a_model_with_evidence_is_not_saved(tmp_path):
+    model = make_model("blocks")
+    soft = inference.soften(model.hmm, torch.zeros(2, 5))
+    with pytest.raises(InputError, match="This HMM has 2 pieces of soft evidence and cannot be"):
+        Model(soft, model.tokenizer).save(tmp_path / "m")

@@ -14,7 +14,7 @@ from torch import Tensor
 from hmmlm import __version__, filling, inference
 from hmmlm.data.labels import GAP
 from hmmlm.data.tokenizer import Tokenizer
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, counted
 from hmmlm.evaluate import HmmLM
 from hmmlm.filling import FilledLine
 from hmmlm.hmm import HMM
@@ -69,6 +69,11 @@ class Model(TextModel):
             raise InputError(
                 f"This HMM has {self.hmm.num_states:,} states of a larger one and cannot be saved "
                 f"as a model; save the whole one."
+            )
+        if self.hmm.num_soft:
+            raise InputError(
+                f"This HMM has {counted(self.hmm.num_soft, 'piece')} of soft evidence and cannot "
+                f"be saved as a model; save the one without."
             )
         facts = {
             "format": FORMAT,

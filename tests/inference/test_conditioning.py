@@ -134,6 +134,16 @@ def test_a_gap_that_is_left_open_is_summed_over():
     assert float(found[2]) == pytest.approx(0, abs=1e-10)
 
 
+def test_a_gap_that_is_left_open_is_still_no_reset():
+    hmm, text = make_hmm("blocks"), [0, -1, 2, -1]
+    fills = enumerate_fills(hmm, text, reset_id=RESET)
+    filled = torch.tensor([[0, -1, 2, 3]])
+    found = inference.fill_log_prob(hmm, torch.tensor([text]), filled, reset_id=RESET)
+    part = exact([p for words, p in fills.items() if words[3] == 3])
+    truth = torch.logsumexp(part, 0) - torch.logsumexp(exact([*fills.values()]), 0)
+    torch.testing.assert_close(found[0], truth, rtol=0, atol=1e-10)
+
+
 def test_draws_of_all_gaps(case: Case):
     draws = 1500
     found = inference.sample_fills(

@@ -132,6 +132,15 @@ def test_blocks_have_no_table_of_all_words_by_all_states():
     assert again.num_soft == 4
 
 
+@pytest.mark.parametrize("support", ["dense", "blocks"])
+def test_no_gradient_goes_through_and_none_is_promised(support):
+    hmm = make_hmm(support)
+    hmm.log_emit.requires_grad_()
+    found = inference.log_prob(inference.soften(hmm, WEIGHTS), torch.tensor([[0, 5]]))
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        found.log_evidence.sum().backward()
+
+
 def test_evidence_goes_with_the_states_that_are_kept():
     hmm = inference.soften(make_hmm("blocks"), WEIGHTS)
     part = hmm.restrict(torch.tensor([0, 1, 3]))

@@ -179,13 +179,17 @@ class Chain:
         """
         sources, destinations = self.states(step - 1), self.states(step)
         everything = torch.arange(self.hmm.num_states, device=self.hmm.device)
-        rows = 1 if sources is None and destinations is None else self.batch
+        is_whole = sources is None and destinations is None
+        rows = 1 if is_whole else self.batch
         sources = everything.expand(rows, -1) if sources is None else sources
         destinations = everything.expand(rows, -1) if destinations is None else destinations
         size = max(1, TILE // (self.batch * sources.shape[1] * copies))
         for start in range(0, destinations.shape[1], size):
             span = slice(start, start + size)
-            yield span, self.tiles(sources, destinations[:, span]).log_tile
+            if is_whole and self.table.is_resident:
+                yield span, self.table.log_rows[None, :, span]
+            else:
+                yield span, self.tiles(sources, destinations[:, span]).log_tile
 
     def initial(self, step: int) -> Float[Tensor, "B W"]:
         """log p(z1) on the states of a step."""
