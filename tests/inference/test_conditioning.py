@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from enumeration import enumerate_fills
-from hmmlm import HMM, inference
+from hmmlm import HMM, Support, inference
 from hmmlm.errors import InputError
+from hmmlm.inference.chain import Chain
+from hmmlm.ops.links import Tiles, Wide
 from hmmlm.results import Belief
 from models import TRANSITIONS, make_hmm
 
@@ -267,6 +269,28 @@ def test_on_a_subset_of_states():
     words = inference.word_log_probs(hmm, torch.tensor([[0, -1, 2]])).log_probs[0].exp()
     seen = torch.bincount(drawn.tokens[0, :, 1], minlength=5) / 200
     assert ((seen - words).abs() <= 5 * (words * (1 - words) / 200).sqrt() + 1e-9).all()
+
+
+@pytest.mark.parametrize("transitions", TRANSITIONS)
+def test_tiles_from_few_states_to_all_say_what_the_whole_table_says(transitions, monkeypatch):
+    support = Support.from_clusters([0, 1, 1, 2, 3, 3, 4], [2, 3, 3, 2, 4])
+    hmm = make_hmm(support, transitions)
+    tokens = torch.tensor([[0, -1, 2, 6, -1, -1, 3], [5, -1, 1, 0, 4, -1, 2]])
+
+    def answers() -> list[torch.Tensor]:
+        found = inference.counts(hmm, tokens)
+        fields = [*found.fields(), found.log_evidence, inference.viterbi(hmm, tokens).log_prob]
+        for name in ("reference", "scaled"):
+            fields += inference.smooth(hmm, tokens, implementation=name)[2:3]
+        return [*fields, inference.pseudo_log_prob(hmm, tokens).token_log_probs]
+
+    kinds = {type(Chain(hmm, tokens).link(step)) for step in range(1, 7)}
+    assert kinds == {Tiles, Wide}  # between two gaps the whole table is needed
+    ours = answers()
+    monkeypatch.setattr("hmmlm.inference.chain.FEW", 0)
+    assert isinstance(Chain(hmm, tokens).link(1), Wide)
+    for one, other in zip(ours, answers(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
 
 
 def wrong(function: str, *arguments, **settings):

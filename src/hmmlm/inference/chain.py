@@ -18,6 +18,10 @@ MISSING = -1
 """The id of a token that is there but unknown: it is summed over."""
 
 
+FEW = 1 << 23
+"""Cells of the tiles between the states of words and all states that are made at once."""
+
+
 class Chain:
     """A batch of token rows over one HMM.
 
@@ -160,10 +164,24 @@ class Chain:
 
     def link(self, step: int) -> Link:
         """What stands between step - 1 and `step`."""
-        sources, destinations = self.states(step - 1), self.states(step)
-        if sources is None or destinations is None:
+        return self.between(self.states(step - 1), self.states(step))
+
+    def between(
+        self, sources: Int[Tensor, "B K"] | None, destinations: Int[Tensor, "B L"] | None
+    ) -> Link:
+        """The link from some states to some; None stands for all of them."""
+        if sources is not None and destinations is not None:
+            return self.tiles(sources, destinations)
+        named = destinations if sources is None else sources
+        states = self.hmm.num_states
+        if named is None or named.numel() >= states or named.numel() * states > FEW:
             return Wide(self.table, sources, destinations)
-        return self.tiles(sources, destinations)
+        # Tiles of few states by all are less than the table, which would be streamed as a whole.
+        everything = torch.arange(states, device=self.hmm.device).expand(self.batch, -1)
+        return self.tiles(
+            everything if sources is None else sources,
+            everything if destinations is None else destinations,
+        )
 
     def tiles(self, sources: Int[Tensor, "B K"], destinations: Int[Tensor, "B L"]) -> Tiles:
         """The link between named sources and named states, -inf in padding."""

@@ -14,7 +14,7 @@ from hmmlm.inference.evidence import log_prob
 from hmmlm.inference.gradients import without_gradient
 from hmmlm.inference.sampling import sample
 from hmmlm.inference.streaming import State, emission_probs, next_state_log_probs
-from hmmlm.ops.links import TILE, Table, Wide, gather, spread
+from hmmlm.ops.links import TILE, Table, Tiles, Wide, gather, spread
 from hmmlm.ops.messages import reference, scaled
 from hmmlm.products import full_products
 from hmmlm.results import Belief, Estimate, PseudoLogProb
@@ -111,7 +111,7 @@ def _arriving(
     """log p(z_t | x_<t) over all states, up to a factor."""
     initial = chain.hmm.log_init.expand(chain.batch, -1)
     if step > 0:
-        link = Wide(chain.table, chain.states(step - 1), None)
+        link = chain.between(chain.states(step - 1), None)
         return torch.where(chain.restart[:, step, None], initial, predict(link, messages[step - 1]))
     if chain.belief is None:
         return initial
@@ -123,6 +123,9 @@ def _arriving(
 
 def _foresee(chain: Chain, step: int, log_weight: Float[Tensor, "B W"]) -> Float[Tensor, "B Z"]:
     """log sum_j p(j | i) exp(log_weight_j) for every state i, exact however small it is."""
+    link = chain.between(None, chain.states(step))
+    if isinstance(link, Tiles):
+        return torch.logsumexp(link.log_tile + log_weight[:, None, :], 2)
     wide = spread(log_weight, chain.states(step), chain.hmm.num_states, -torch.inf)
     found, probs = torch.empty_like(wide), wide.exp()
     for rows, tile in chain.table.prob_tiles():
