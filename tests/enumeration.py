@@ -93,12 +93,16 @@ def enumerate_row(
     belief: Belief | None = None,
     reset_id: int | None = None,
     restart: list[bool] | None = None,
+    log_weights: Tensor | None = None,
 ) -> Row:
-    """All paths of one row; `belief` has one row."""
+    """All paths of one row; `belief` has one row. Token V + n has the weights of row n."""
     hmm = hmm.to(dtype=torch.float64)
     states = hmm.num_states
     log_trans = hmm.transitions.rows(0, hmm.transitions.num_sources)
     log_emit = full_emissions(hmm)
+    if log_weights is not None:
+        soft = [torch.logsumexp(log_emit + row[:, None], 0) for row in log_weights.double()]
+        log_emit = torch.cat([log_emit, *(row[None] for row in soft)])
     starts = [t > 0 and tokens[t - 1] == reset_id for t in range(len(tokens))]
     starts[0] = belief is None or bool(belief.fresh[0])
     if restart is not None:
@@ -127,6 +131,34 @@ def enumerate_row(
     for t in range(steps + 1):
         log_joint[:, t] -= (steps - t) * torch.log(torch.tensor(float(states), dtype=torch.float64))
     return Row(paths, log_joint, entry, starts, log_trans, log_emit, hmm.log_init, tokens)
+
+
+def enumerate_fills(
+    hmm: HMM,
+    tokens: list[int],
+    *,
+    reset_id: int | None = None,
+    log_weights: Tensor | None = None,
+    **how,
+) -> dict[tuple[int, ...], float]:
+    """log of p(text) times its words' weights, for every text that fills the gaps of a row.
+
+    A gap is any word but `reset_id`.
+    """
+    vocab = hmm.vocab_size
+    gaps = [t for t, token in enumerate(tokens) if not 0 <= token < vocab]
+    found = {}
+    words = [word for word in range(vocab) if word != reset_id]
+    for chosen in itertools.product(words, repeat=len(gaps)):
+        text, weight = list(tokens), 0.0
+        for t, word in zip(gaps, chosen, strict=True):
+            text[t] = word
+            if tokens[t] >= vocab:
+                assert log_weights is not None
+                weight += float(log_weights[tokens[t] - vocab, word])
+        row = enumerate_row(hmm, text, reset_id=reset_id, **how)
+        found[tuple(text)] = row.log_evidence + weight
+    return found
 
 
 def full_emissions(hmm: HMM) -> Tensor:

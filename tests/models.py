@@ -49,3 +49,14 @@ def make_hmm(
         table = Factored.normalise(noise(states, 2), noise(states, 2))
     emit = emission_table(noise(support.vocab_size, support.width), support)
     return HMM(torch.log_softmax(noise(states), 0), table, emit, support).validate().to(dtype=dtype)
+
+
+def with_holes(hmm: HMM) -> HMM:
+    """The same with every second transition impossible, and one start."""
+    assert isinstance(hmm.transitions, Dense)
+    table, init = hmm.transitions.log_trans.clone(), hmm.log_init.clone()
+    cells = torch.arange(table.numel()).view_as(table)
+    table[(cells + cells // len(table)) % 2 == 1] = -torch.inf
+    init[0] = -torch.inf
+    table, init = torch.log_softmax(table, -1), torch.log_softmax(init, 0)
+    return HMM(init, Dense(table), hmm.log_emit, hmm.support).validate()

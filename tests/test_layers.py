@@ -35,6 +35,7 @@ ROOMS = [
     ["generate"],
     ["hmm_file"],
     ["text_model"],
+    ["filling"],
     ["model"],
     ["neural_model"],
     ["hf", "explore"],

@@ -10,6 +10,7 @@ from hmmlm import HMM, Model, Support, inference
 
 COMMON = ["lengths", "belief", "reset_id", "restart", "implementation"]
 PLAIN = ["lengths", "belief", "reset_id", "implementation"]
+COMPARING = ["length", "num_samples", "reset_id", "generator"]
 FUNCTIONS = {  # positional arguments, then those that only go by keyword
     "log_prob": (["hmm", "tokens"], COMMON),
     "filter": (["hmm", "tokens"], COMMON),
@@ -18,6 +19,23 @@ FUNCTIONS = {  # positional arguments, then those that only go by keyword
     "viterbi": (["hmm", "tokens"], COMMON),
     "sample_paths": (["hmm", "tokens"], ["num_samples", "generator", *COMMON]),
     "sample": (["hmm", "tokens"], ["length", "num_samples", "stop_id", "generator", *PLAIN]),
+    "word_log_probs": (["hmm", "tokens"], ["log_weights", *COMMON]),
+    "fill_log_prob": (["hmm", "tokens", "filled"], ["log_weights", *COMMON]),
+    "sample_fills": (["hmm", "tokens"], ["log_weights", "num_samples", "generator", *COMMON]),
+    "gap_lengths": (["hmm", "tokens", "at"], ["length", "filler", "log_weights", *PLAIN]),
+    "sample_gap": (
+        ["hmm", "tokens", "at"],
+        ["length", "filler", "log_weights", "num_samples", "generator", *PLAIN],
+    ),
+    "best_paths": (["hmm", "tokens"], ["k", "log_weights", *COMMON[:-1]]),
+    "min_risk_path": (["hmm", "tokens"], ["log_weights", *COMMON]),
+    "path_entropy": (["hmm", "tokens"], ["log_weights", *COMMON[:-1]]),
+    "pseudo_log_prob": (["hmm", "tokens"], ["log_weights", *PLAIN[:-1]]),
+    "soften": (["hmm", "log_weights"], []),
+    "word_information": (["hmm", "first", "second"], []),
+    "state_information": (["hmm", "first", "second"], []),
+    "cross_entropy": (["model", "other"], COMPARING),
+    "kl_divergence": (["model", "other"], COMPARING),
     "next_log_probs": (["state", "tokens"], COMMON),
     "start": (["hmm", "batch"], ["reset_id"]),
     "advance": (["state", "token"], ["implementation"]),
@@ -79,6 +97,9 @@ def test_from_tables_takes_emissions_by_state():
         "probability": ["self", "constraint", "prompt", "length"],
         "look_ahead": ["self", "constraint", "length", "weights"],
         "next": ["self", "prompt", "k"],
+        "fill": ["self", "pattern", "n", "length", "seed"],
+        "gap_words": ["self", "pattern", "k", "length"],
+        "span": ["self", "pattern", "words", "length"],
         "top_words": ["self", "state", "k"],
     }.items(),
 )

@@ -25,6 +25,9 @@ class HMM:
     states and `source_ids` those of its transition rows, the states first and then the states
     that only carry belief in. None means that global and local ids are the same.
 
+    `log_soft[n, z]` says how well state z fits soft evidence n (`inference.soften`), for which the
+    token V + n stands: a word apart from the others, for any state may emit it.
+
     The constructor checks nothing, so that a training step does not pay for it; `from_tables` and
     `validate` do.
     """
@@ -35,6 +38,7 @@ class HMM:
     support: Support
     state_ids: Int[Tensor, " Z"] | None = None
     source_ids: Int[Tensor, " S"] | None = None
+    log_soft: Float[Tensor, "N Z"] | None = None
 
     @property
     def num_states(self) -> int:
@@ -43,6 +47,11 @@ class HMM:
     @property
     def vocab_size(self) -> int:
         return self.log_emit.shape[0]
+
+    @property
+    def num_soft(self) -> int:
+        """How many pieces of soft evidence are kept apart from the words."""
+        return 0 if self.log_soft is None else self.log_soft.shape[0]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -60,13 +69,17 @@ class HMM:
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> "HMM":
         device = self.device if device is None else device
-        ids = [None if i is None else i.to(device) for i in (self.state_ids, self.source_ids)]
+        state_ids, source_ids = (
+            None if ids is None else ids.to(device) for ids in (self.state_ids, self.source_ids)
+        )
         return HMM(
             self.log_init.to(device, dtype),
             self.transitions.with_fields(*(f.to(device, dtype) for f in self.transitions.fields())),
             self.log_emit.to(device, dtype),
             self.support.to(device),
-            *ids,
+            state_ids,
+            source_ids,
+            None if self.log_soft is None else self.log_soft.to(device, dtype),
         )
 
     def detach(self) -> "HMM":
@@ -79,6 +92,7 @@ class HMM:
             self.support,
             self.state_ids,
             self.source_ids,
+            None if self.log_soft is None else self.log_soft.detach(),
         )
 
     @staticmethod
@@ -245,6 +259,7 @@ class HMM:
             support,
             self.global_states(states),
             sources if self.source_ids is None else self.source_ids[sources],
+            None if self.log_soft is None else self.log_soft[:, states],
         )
 
     def _check_subset(self, states: Int[Tensor, " S"]) -> None:
@@ -279,12 +294,12 @@ def emission_table(logits: Float[Tensor, "V K"], support: Support) -> Float[Tens
         return LogSoftmax.apply(logits, ids, *support.cells_by_state)
     # Padding goes into no state's sum; its logits stay finite until the end, for the gradient.
     logits = logits.masked_fill(ids < 0, 0.0)
-    most, norm = _log_sums_by_state(logits, ids, support.num_states)
+    most, norm = log_sums_by_state(logits, ids, support.num_states)
     ids, is_padding = ids.clamp(min=0), ids < 0
     return (logits - most[ids] - norm[ids]).masked_fill(is_padding, -torch.inf)
 
 
-def _log_sums_by_state(
+def log_sums_by_state(
     values: Float[Tensor, "V K"], ids: Int[Tensor, "V K"], num_states: int
 ) -> tuple[Float[Tensor, " Z"], Float[Tensor, " Z"]]:
     """Of each state's cells the largest value, and logsumexp of the values less that."""

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hmmlm import __version__, inference
+from hmmlm import __version__, filling, inference
 from hmmlm.data.labels import GAP
 from hmmlm.data.spelling import Spelling
 from hmmlm.data.tokenizer import Tokenizer
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, counted
 from hmmlm.evaluate import HmmLM
+from hmmlm.filling import FilledLine
 from hmmlm.generate import Constraint, Lookahead, sample_met
 from hmmlm.hmm import HMM
 from hmmlm.hmm_file import FORMAT, read_hmm, write_hmm
@@ -73,6 +74,11 @@ class Model(TextModel):
             raise InputError(
                 f"This HMM has {self.hmm.num_states:,} states of a larger one and cannot be saved "
                 f"as a model; save the whole one."
+            )
+        if self.hmm.num_soft:
+            raise InputError(
+                f"This HMM has {counted(self.hmm.num_soft, 'piece')} of soft evidence and cannot "
+                f"be saved as a model; save the one without."
             )
         facts = {
             "format": FORMAT,
@@ -289,6 +295,38 @@ class Model(TextModel):
         log_probs, words = inference.next_log_probs(state)[0].topk(min(k, self.hmm.vocab_size))
         pairs = zip(words.tolist(), log_probs.exp().tolist(), strict=True)
         return [(self.tokenizer.token(word), prob) for word, prob in pairs]
+
+    def fill(
+        self,
+        pattern: str,
+        n: int = 5,
+        *,
+        length: tuple[int, int] = (0, 5),
+        seed: int | None = None,
+    ) -> list[FilledLine]:
+        r"""n lines drawn from p(line | pattern): `?` is one word, `*` has `length` = (a, b) words.
+
+        Each comes with p(its words in the gaps | the rest). At most one `*`; no gap has `<eos>`,
+        with which the line ends. Where tokens are pieces of words, `?` is one token. A backslash
+        makes a word of a mark: `\?`, `\*`.
+        """
+        if n < 1:
+            raise InputError(f"n is {n:,} but must be at least 1.")
+        generator = self._generator(1, 1, seed)
+        return filling.fill(self.hmm, self.tokenizer, pattern, n, length, generator)
+
+    def gap_words(
+        self, pattern: str, k: int = 10, *, length: tuple[int, int] = (0, 5)
+    ) -> list[list[tuple[str, float]]]:
+        """The k most probable words of each `?` of a pattern, and p of each given the rest."""
+        check_k(k)
+        return filling.gap_words(self.hmm, self.tokenizer, pattern, k, length)
+
+    def span(
+        self, pattern: str, words: str | Iterable[str], *, length: tuple[int, int] = (0, 5)
+    ) -> float:
+        """p(the gaps of a pattern are these words | the rest); a `*` has what each `?` leaves."""
+        return filling.span(self.hmm, self.tokenizer, pattern, words, length)
 
     def top_words(self, state: int, *, k: int = 10) -> list[tuple[str, float]]:
         """The k words that a state emits most often (all, if there are fewer), and p of each."""

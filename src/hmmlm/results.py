@@ -128,3 +128,85 @@ class TextSamples(NamedTuple):
     tokens: Int[Tensor, "B T"]
     states: Int[Tensor, "B T"]
     lengths: Int[Tensor, " B"]
+
+
+class WordProbs(NamedTuple):
+    """log p(x_t = w | everything else) at every gap, in order of (b, t); `gaps` says where.
+
+    In rows that the model cannot produce it is -inf. `log_evidence` is that of the text with gaps.
+    """
+
+    log_probs: Float[Tensor, "N V"]
+    gaps: Bool[Tensor, "B T"]
+    log_evidence: Float[Tensor, " B"]
+
+    def top(self, k: int) -> "TopWords":
+        """The k most probable words of each gap (all, if there are fewer), best first."""
+        if k < 1:
+            raise InputError(f"k is {k:,} but must be at least 1.")
+        return TopWords(*self.log_probs.topk(min(k, self.log_probs.shape[1]), 1))
+
+
+class TopWords(NamedTuple):
+    """The most probable words of each gap, best first."""
+
+    log_probs: Float[Tensor, "N k"]
+    words: Int[Tensor, "N k"]
+
+
+class Fills(NamedTuple):
+    """Draws of the words in the gaps of each row, N per row: texts, states, log p(words | rest).
+
+    `tokens` are whole texts and `lengths` theirs; tokens and states are -1 past the end.
+    """
+
+    tokens: Int[Tensor, "B N T"]
+    states: Int[Tensor, "B N T"]
+    log_probs: Float[Tensor, "B N"]
+    lengths: Int[Tensor, "B N"]
+
+
+class GapLengths(NamedTuple):
+    """log p(the gap has `sizes[l]` words | the rest), and log p(the text, with any of them)."""
+
+    sizes: Int[Tensor, " L"]
+    log_probs: Float[Tensor, "B L"]
+    log_evidence: Float[Tensor, " B"]
+
+
+class BestPaths(NamedTuple):
+    """The k best paths of each row, best first, as global state ids, and log p(z, x) of each.
+
+    Where there are fewer, the rest is -1 and -inf.
+    """
+
+    states: Int[Tensor, "B k T"]
+    log_probs: Float[Tensor, "B k"]
+
+
+class MinRiskPath(NamedTuple):
+    """The possible path with the most states expected to be right, and how many those are."""
+
+    states: Int[Tensor, "B T"]
+    expected: Float[Tensor, " B"]
+
+
+class PseudoLogProb(NamedTuple):
+    """log p(x_t | all other tokens) of every token, 0 in gaps and past the end; their sums."""
+
+    token_log_probs: Float[Tensor, "B T"]
+    log_prob: Float[Tensor, " B"]
+    num_tokens: Int[Tensor, " B"]
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean of -log p(x_t | all other tokens), over the tokens of all rows."""
+        return float((-self.log_prob.sum() / self.num_tokens.sum()).exp())
+
+
+class Estimate(NamedTuple):
+    """A mean over independent draws, in nats, and the standard error of it."""
+
+    value: float
+    standard_error: float
+    samples: int

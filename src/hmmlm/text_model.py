@@ -91,7 +91,7 @@ class TextModel(ABC):
         if isinstance(lines, str):
             cut = lines.removesuffix("\n").split("\n") if lines else []
             lines = [line.removesuffix("\r") for line in cut]
-        return self.tokenizer.encode_lines(_utf8(line) for line in lines)
+        return self.tokenizer.encode_lines(check_utf8(line) for line in lines)
 
     def score(self, lines: str | Iterable[str]) -> list[ScoredLine]:
         """log p of every token of each line, given the line so far."""
@@ -176,7 +176,8 @@ def pad(group: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(tokens), torch.tensor(lengths)
 
 
-def _utf8(line: str) -> str:
+def check_utf8(line: str) -> str:
+    """The line, if UTF-8 can write it."""
     try:
         line.encode()
     except UnicodeEncodeError as error:

@@ -38,6 +38,7 @@ MODEL_COMMANDS = {
     "tag": ["tag", "{}", "test.txt"],
     "sample": ["sample", "{}"],
     "next": ["next", "{}", "the"],
+    "fill": ["fill", "{}", "the ?"],
     "info": ["info", "{}"],
 }
 CORPUS_COMMANDS = {

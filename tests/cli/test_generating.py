@@ -136,7 +136,7 @@ def test_only_hmms_know(place, call):
     train = ["train", "corpus", "--out=net", "--model=feed_forward", "--epochs=1"]
     assert call(*train, "--set=model.width=4").status == 0
     answer = call("sample", "net", "--words=2")
-    assert answer.status == 2 and "net is not an HMM, and only an HMM knows how" in answer.err
+    assert answer.status == 2 and "net is a model of kind feed_forward, which has no" in answer.err
 
 
 def test_a_picture_of_too_many_states(place, refused):

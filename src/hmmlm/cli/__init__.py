@@ -11,6 +11,7 @@ from hmmlm.cli.asking import evaluate, info, next_tokens, score, tag
 from hmmlm.cli.clustering import cluster
 from hmmlm.cli.distilling import distill
 from hmmlm.cli.estimating import estimate
+from hmmlm.cli.filling import fill
 from hmmlm.cli.generating import constraint, guide, sample
 from hmmlm.cli.making import prepare
 from hmmlm.cli.plotting import plot
@@ -42,6 +43,7 @@ app.command()(sample)
 app.command()(constraint)
 app.command()(guide)
 app.command("next")(next_tokens)
+app.command()(fill)
 app.command()(info)
 app.command()(demo)
 

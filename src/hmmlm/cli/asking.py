@@ -128,7 +128,7 @@ def tag(
 
     A model that was trained with labels gives the label that owns the state; --json has both.
     """
-    loaded = _load_hmm(model, device)
+    loaded = load_hmm(model, device)
     states: list[list[int]] = []
     tags: list[list[str]] = []
     tokens = 0
@@ -196,7 +196,7 @@ def info(
     else:
         place = "cpu" if device is None else device
         if states:
-            loaded = _load_hmm(folder, place)
+            loaded = load_hmm(folder, place)
             say_states(loaded, range(min(states, loaded.hmm.num_states)))
         else:
             loaded = load_any(folder, place)
@@ -335,7 +335,7 @@ def load_any(folder: Path, device: str) -> "Model | NeuralModel":
         return load_model(folder, device=place)
 
 
-def _load_hmm(folder: Path, device: str) -> "Model":
+def load_hmm(folder: Path, device: str) -> "Model":
     from hmmlm.model import Model
 
     place = pick_device(device)

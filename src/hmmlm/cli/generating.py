@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hmmlm.cli.asking import Folder, load_any
+from hmmlm.cli.asking import Folder, load_any, load_hmm
 from hmmlm.cli.output import (
     Device,
     Json,
@@ -24,7 +24,6 @@ from hmmlm.errors import InputError, counted
 
 if TYPE_CHECKING:
     from hmmlm.generate import Constraint
-    from hmmlm.model import Model
 
 
 def _texts(name: str, help: str) -> Any:
@@ -88,13 +87,13 @@ def sample(
     wanted = make_constraint(
         must_contain, any_of, must_not, regex, starts_with, ends_with, words, sentences, tokens
     )
-    loaded = load_any(model, device)
     if wanted is None:
+        loaded = load_any(model, device)
         with progress_bar("Sampling", None):
             texts = loaded.sample(count, prompt=prompt, length=length, seed=seed)
         _print_texts(texts, json, {})
         return
-    hmm = _hmm_of(loaded, model)
+    hmm = load_hmm(model, device)
     with progress_bar("Looking ahead", None):
         look = hmm.look_ahead(wanted, length=length)
         prob = hmm.probability(look, prompt=prompt, length=length)
@@ -132,7 +131,7 @@ def constraint(
     )
     if wanted is None:
         raise InputError("There is no constraint; give --must-contain TEXT or another of them.")
-    loaded = _hmm_of(load_any(model, device), model)
+    loaded = load_hmm(model, device)
     automaton = wanted.compile(loaded.spelling)
     if svg is not None:
         from hmmlm.explore.automaton import draw_automaton
@@ -209,7 +208,7 @@ def guide(
         raise InputError("There is nothing to guide to; give --must-contain TEXT or another.")
     from hmmlm.distill.causal import CausalTeacher
 
-    loaded = _hmm_of(load_any(model, device), model)
+    loaded = load_hmm(model, device)
     teacher = CausalTeacher(llm, device=pick_device(device), gguf_file=gguf_file)
     from hmmlm.hf.writing import Writer  # needs transformers, which the line above asks for
 
@@ -280,17 +279,6 @@ def _share(prob: float) -> str:
     if prob >= 0.001:
         return f"{100 * prob:.2g}%"
     return f"1e{math.floor(math.log10(prob)):d}" if prob < 1e-6 else f"{prob:.1g}"
-
-
-def _hmm_of(loaded: Any, folder: Path) -> "Model":
-    from hmmlm.model import Model
-
-    if not isinstance(loaded, Model):
-        raise InputError(
-            f"{folder} is not an HMM, and only an HMM knows how probable it is that a constraint "
-            f"is met; train one with hmmlm train."
-        )
-    return loaded
 
 
 def _print_texts(texts: list[str], json: bool, more: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Tokens laid over an HMM: what every recursion asks for, step by step."""
 
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -17,12 +18,16 @@ MISSING = -1
 """The id of a token that is there but unknown: it is summed over."""
 
 
+FEW = 1 << 23
+"""Cells of the tiles between the states of words and all states that are made at once."""
+
+
 class Chain:
     """A batch of token rows over one HMM.
 
-    Step t of a row lives on the states that may emit its token; a missing token may come from any
-    state. Where some row misses its token and words do not have all states, the step is wide: all
-    rows use all states there.
+    Step t of a row lives on the states that may emit its token; a missing token, and one that
+    stands for soft evidence, may come from any state. Where some row has such a token and words do
+    not have all states, the step is wide: all rows use all states there.
     """
 
     def __init__(
@@ -37,7 +42,7 @@ class Chain:
         table: Table | None = None,
     ) -> None:
         self.is_full = lengths is None  # rows have all steps
-        tokens, lengths = check_tokens(hmm.vocab_size, tokens, lengths, reset_id)
+        tokens, lengths = check_tokens(hmm.vocab_size + hmm.num_soft, tokens, lengths, reset_id)
         tokens, lengths = tokens.to(hmm.device), lengths.to(hmm.device)
         if belief is not None and belief.fresh.shape[0] != tokens.shape[0]:
             raise InputError(
@@ -54,6 +59,11 @@ class Chain:
             self.active = torch.arange(tokens.shape[1], device=hmm.device) < lengths[:, None]
             # Past a row's end the recursions go on over word 0 and what they find is not used.
             self.tokens = torch.where(self.active, tokens, 0)
+        self.soft: Tensor | None = None  # (B, T): the number of a piece of soft evidence, or less
+        if hmm.log_soft is not None:
+            # Such a token is one that is missing, with emissions of its own.
+            self.soft = self.tokens - hmm.vocab_size
+            self.tokens = torch.where(self.soft >= 0, MISSING, self.tokens)
         self.reset_id = reset_id
         self.belief = None if belief is None else belief.checked()
         after_reset = torch.zeros_like(self.active)
@@ -103,9 +113,12 @@ class Chain:
 
     def select(self, rows: Int[Tensor, " N"]) -> "Chain":
         """The chain of some of the rows."""
+        tokens = self.tokens
+        if self.soft is not None:
+            tokens = torch.where(self.soft >= 0, self.soft + self.hmm.vocab_size, tokens)
         return Chain(
             self.hmm,
-            self.tokens[rows],
+            tokens[rows],
             lengths=self.lengths[rows],
             belief=None if self.belief is None else self.belief.select(rows),
             reset_id=self.reset_id,
@@ -132,26 +145,69 @@ class Chain:
         return self.hmm.support.states_of(self.tokens[:, step])
 
     def emission(self, step: int) -> Float[Tensor, "B W"]:
-        """log p(x_t | z_t) on the states of the step; 0 where the token is missing."""
+        """log p(x_t | z_t) on the states of the step; 0 where the token is missing.
+
+        Where it stands for soft evidence, what that says of each state.
+        """
         tokens = self.tokens[:, step]
         emission = self.hmm.log_emit[tokens.clamp(min=0)]  # (B, K)
         if self.wide[step]:
             states = self.hmm.support.states_of(tokens.clamp(min=0))
             emission = spread(emission, states, self.hmm.num_states, -torch.inf)
-        return emission.masked_fill((tokens == MISSING)[:, None], 0.0)
+        emission = emission.masked_fill((tokens == MISSING)[:, None], 0.0)
+        if self.soft is not None and self.wide[step] and self.hmm.log_soft is not None:
+            which = self.soft[:, step, None]
+            emission = torch.where(
+                which >= 0, self.hmm.log_soft[which[:, 0].clamp(min=0)], emission
+            )
+        return emission
 
     def link(self, step: int) -> Link:
         """What stands between step - 1 and `step`."""
-        sources, destinations = self.states(step - 1), self.states(step)
-        if sources is None or destinations is None:
+        return self.between(self.states(step - 1), self.states(step))
+
+    def between(
+        self, sources: Int[Tensor, "B K"] | None, destinations: Int[Tensor, "B L"] | None
+    ) -> Link:
+        """The link from some states to some; None stands for all of them."""
+        if sources is not None and destinations is not None:
+            return self.tiles(sources, destinations)
+        named = destinations if sources is None else sources
+        states = self.hmm.num_states
+        if named is None or named.numel() >= states or named.numel() * states > FEW:
             return Wide(self.table, sources, destinations)
-        return self.tiles(sources, destinations)
+        # Tiles of few states by all are less than the table, which would be streamed as a whole.
+        everything = torch.arange(states, device=self.hmm.device).expand(self.batch, -1)
+        return self.tiles(
+            everything if sources is None else sources,
+            everything if destinations is None else destinations,
+        )
 
     def tiles(self, sources: Int[Tensor, "B K"], destinations: Int[Tensor, "B L"]) -> Tiles:
         """The link between named sources and named states, -inf in padding."""
         tile = self.hmm.transitions.tile(sources, destinations)
         padding = (sources < 0)[:, :, None] | (destinations < 0)[:, None, :]
         return Tiles(tile.masked_fill(padding, -torch.inf), sources, destinations)
+
+    def columns(self, step: int, copies: int = 1) -> Iterator[tuple[slice, Float[Tensor, "R K C"]]]:
+        """The link into a step as log p(j | i) for some j at a time and all i, -inf in padding.
+
+        At most about TILE cells of a row times `copies` at once; a tile of all states is one for
+        all rows.
+        """
+        sources, destinations = self.states(step - 1), self.states(step)
+        everything = torch.arange(self.hmm.num_states, device=self.hmm.device)
+        is_whole = sources is None and destinations is None
+        rows = 1 if is_whole else self.batch
+        sources = everything.expand(rows, -1) if sources is None else sources
+        destinations = everything.expand(rows, -1) if destinations is None else destinations
+        size = max(1, TILE // (self.batch * sources.shape[1] * copies))
+        for start in range(0, destinations.shape[1], size):
+            span = slice(start, start + size)
+            if is_whole and self.table.is_resident:
+                yield span, self.table.log_rows[None, :, span]
+            else:
+                yield span, self.tiles(sources, destinations[:, span]).log_tile
 
     def initial(self, step: int) -> Float[Tensor, "B W"]:
         """log p(z1) on the states of a step."""

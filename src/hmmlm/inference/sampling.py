@@ -1,7 +1,7 @@
 """Drawing text from the model."""
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from hmmlm.errors import InputError
@@ -90,7 +90,7 @@ def _sample(
     for step in range(length):
         onward = hmm.transitions.tile(source[:, None], everything.expand(rows, -1))[:, 0]
         source = draw(torch.where(fresh[:, None], hmm.log_init, onward), generator)
-        token = _draw_words(hmm, source, generator)
+        token = draw_words(hmm, source, generator)
         out[:, step] = torch.where(running, token, -1)
         paths[:, step] = torch.where(running, hmm.global_states(source), -1)
         fresh = token == reset_id if reset_id is not None else torch.zeros_like(fresh)
@@ -104,17 +104,27 @@ def _sample(
     return TextSamples(out[:, :longest], paths[:, :longest], lengths)
 
 
-def _draw_words(
-    hmm: HMM, states: Int[Tensor, " B"], generator: torch.Generator | None
+def draw_words(
+    hmm: HMM,
+    states: Int[Tensor, " B"],
+    generator: torch.Generator | None,
+    *,
+    log_weights: Float[Tensor, "N V"] | None = None,
+    weights_of: Int[Tensor, " B"] | None = None,
 ) -> Int[Tensor, " B"]:
-    """x ~ p(x | z) for each row's state."""
+    """x ~ p(x | z) for each row's state, or x ~ p(x | z) weight(x) by the row `weights_of` says."""
     if hmm.support.is_dense:
-        return draw(hmm.log_emit[:, states].T, generator)
+        log_probs = hmm.log_emit[:, states].T
+        if log_weights is not None:
+            log_probs = log_probs + log_weights[weights_of]
+        return draw(log_probs, generator)
     cells = hmm.support.state_words
     sizes = cells.offsets[states + 1] - cells.offsets[states]
     place = torch.arange(int(sizes.max()), device=hmm.device)
     inside = place < sizes[:, None]
     cell = torch.where(inside, cells.offsets[states][:, None] + place, 0)
     log_probs = hmm.log_emit[cells.words[cell], cells.slots[cell]]
+    if log_weights is not None and weights_of is not None:
+        log_probs = log_probs + log_weights[weights_of[:, None], cells.words[cell]]
     chosen = draw(torch.where(inside, log_probs, -torch.inf), generator)
     return cells.words[cell.gather(1, chosen[:, None])[:, 0]]

@@ -193,12 +193,7 @@ def emission_log_probs(hmm: HMM, log_states: Float[Tensor, "B Z"]) -> Float[Tens
     out = probs.new_empty(len(probs), hmm.vocab_size)
     words = torch.arange(hmm.vocab_size, device=hmm.device)
     for part in words.split(max(1, TILE // (len(probs) * hmm.support.width))):
-        emission = hmm.log_emit[part].exp()  # (N, K)
-        if hmm.support.is_dense:
-            total = probs @ emission.T
-        else:
-            states = hmm.support.states_of(part)
-            total = torch.einsum("bnk,nk->bn", probs[:, states.clamp(min=0)], emission)
+        total = emission_probs(hmm, probs, part)
         out[:, part] = total.log()
         row, column = (total < scaled.lowest(total.dtype)).nonzero(as_tuple=True)
         for some in torch.arange(len(row), device=row.device).split(
@@ -209,3 +204,14 @@ def emission_log_probs(hmm: HMM, log_states: Float[Tensor, "B Z"]) -> Float[Tens
             joint = log_states[row[some, None], states.clamp(min=0)] + hmm.log_emit[word]
             out[row[some], word] = torch.logsumexp(joint, 1)
     return out
+
+
+def emission_probs(
+    hmm: HMM, probs: Float[Tensor, "B Z"], words: Int[Tensor, " N"]
+) -> Float[Tensor, "B N"]:
+    """sum_z p(z) p(w | z) for some words w."""
+    emission = hmm.log_emit[words].exp()  # (N, K)
+    if hmm.support.is_dense:
+        return probs @ emission.T
+    states = hmm.support.states_of(words)
+    return torch.einsum("bnk,nk->bn", probs[:, states.clamp(min=0)], emission)
