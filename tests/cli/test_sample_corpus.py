@@ -87,6 +87,35 @@ def test_prompts_and_held_out_text(teacher, call) -> None:
     assert all(line.startswith(("the red", "a")[n % 2]) for n, line in enumerate(lines))
 
 
+LEARN = ["distill", "--llm=teacher", "--states=6", "--tokens=400", "--length=12"]
+SMALL = ["--set=distill.points=100", "--set=data.batch_size=4", "--set=model.width=4"]
+
+
+def test_from_a_language_model_to_its_guide_in_one_command(teacher, call) -> None:
+    answer = call(*LEARN, "--out=guide", *SMALL, "--json")
+    assert answer.status == 0, answer.err
+    said = json.loads(answer.out.splitlines()[-1])
+    assert said["texts"] > 1 and said["whole"]["tokens"] > 10
+    assert "nats per token" in answer.out and "by frequency" in answer.out
+    assert Corpus.open("guide.corpus").splits["train"]["tokens"] >= 400
+    again = call(*LEARN, "--out=guide", *SMALL)
+    assert again.status == 2 and "guide" in again.err and "exists" in again.err
+    other = call(*LEARN, "--only-states", "--out=other", *SMALL)
+    assert other.status == 0 and not Path("other").exists(), other.err
+    word = Corpus.open("guide.corpus").tokenizer.token(4)
+    guided = call(
+        "guide", "guide", "--llm=teacher", f"--must-contain={word}", "--length=5", "-n", 3
+    )
+    assert guided.status == 0, guided.err
+    assert all(word in line.split() for line in guided.out.splitlines()[1:])
+
+
+def test_what_to_distill_from_is_one_thing(teacher, refused) -> None:
+    one = "Say what to learn from: a run.toml with a table distill, or --llm FOLDER, one of them."
+    assert one in refused("distill") and one in refused("distill", "run.toml", "--llm=teacher")
+    assert "--out FOLDER" in refused("distill", "--llm=teacher")
+
+
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
 def test_killed_in_the_middle_it_goes_on(teacher, call, sent) -> None:
     slow = (

@@ -10,16 +10,32 @@ import typer
 
 from hmmlm.cli.building import digest, make_support
 from hmmlm.cli.fitting import fit
-from hmmlm.cli.output import Device, Json, pick_device, print_json, progress_bar, say
+from hmmlm.cli.output import Device, Json, number, pick_device, print_json, progress_bar, say
+from hmmlm.cli.sampling import gap, sample_corpus
 from hmmlm.cli.texts import check_places, open_corpus
 from hmmlm.errors import InputError, counted
 from hmmlm.storage import refuse_existing
 
+TAUGHT = 10_000_000
+"""Of text that a large language model wrote, tokens that get a state at most."""
+
 
 def distill(
-    source: Annotated[Path, typer.Argument(help="A run.toml with one more table, distill.")],
+    source: Annotated[
+        Path | None, typer.Argument(help="A run.toml with one more table, distill.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The model folder to write; by default runs/NAME.")
+    ] = None,
+    llm: Annotated[
+        str | None,
+        typer.Option(help="Instead of a run: a large language model to learn, a folder or a name."),
+    ] = None,
+    states: Annotated[int, number("--states", "Of --llm: states of the HMM.")] = 4096,
+    tokens: Annotated[int, number("--tokens", "Of --llm: tokens to draw from it.")] = 50_000_000,
+    length: Annotated[int, number("--length", "Of --llm: most tokens of a text.")] = 64,
+    gguf_file: Annotated[
+        str | None, typer.Option(help="Of --llm: a GGUF file in its folder.", metavar="NAME")
     ] = None,
     set: Annotated[
         list[str] | None,
@@ -33,19 +49,65 @@ def distill(
 ) -> None:
     """Train a model that begins with what a teacher makes of the text.
 
+    With --llm the teacher also writes the text: a corpus is drawn from it into OUT.corpus, dense
+    states learn it, beginning with those that the teacher sees, and the report says how far they
+    are from it. Such a model guides it (hmmlm guide).
+
     The table says who the teacher is, and how what it makes of each token becomes a state. States
     are kept in the corpus' folder, so that they are made once. Training begins with the tokens that
     have one, and goes on with the others; hmmlm train --resume goes on after a stop.
     """
+    from hmmlm.train.tables import override, read_config
+
+    if (llm is None) == (source is None):
+        raise InputError(
+            "Say what to learn from: a run.toml with a table distill, or --llm FOLDER, one of them."
+        )
+    if source is not None:
+        tables = override(read_config(source), set or [])
+        check_places(tables, source)
+        _distill(tables, str(source), out, only_states, device, json)
+        return
+    assert llm is not None
+    if out is None:
+        raise InputError("Say where the guide is to be written: --out FOLDER.")
+    refuse_existing(out)
+    corpus = out.with_name(f"{out.name}.corpus")
+    if corpus.exists():
+        say(f"text of {corpus}, drawn before")
+    else:
+        sample_corpus(
+            llm, corpus, tokens, length=length, gguf_file=gguf_file, device=device, batch_size=256
+        )
+    taught = {"teacher": llm, "tokens": min(TAUGHT, tokens), "gguf_file": gguf_file or ""}
+    tables = {
+        "data": {"corpus": str(corpus), "length": length, "batch_size": 200},
+        "model": {"kind": "lowrank", "states": states, "blocks": 0},
+        "train": {"epochs": 1, "dropout": 0.0},
+        "distill": taught | {"points": min(2_000_000, taught["tokens"])},
+    }
+    _distill(override(tables, set or []), "--llm", out, only_states, device, json)
+    if not only_states:
+        gap(out, corpus, device=device, json=json)
+
+
+def _distill(
+    tables: dict[str, Any],
+    source: str,
+    out: Path | None,
+    only_states: bool,
+    device: str,
+    json: bool,
+) -> None:
+    """What a run says, of `source` in messages."""
     from hmmlm.baselines.kinds import NEURAL
     from hmmlm.distill.labels import LabelSettings
     from hmmlm.distill.teachers import TeacherSettings
     from hmmlm.train.config import make_config
     from hmmlm.train.distributed import join
     from hmmlm.train.sizes import with_sizes
-    from hmmlm.train.tables import override, read_config, take
+    from hmmlm.train.tables import take
 
-    tables = override(read_config(source), set or [])
     asked = tables.pop("distill", {})
     if not asked.get("teacher"):
         raise InputError(
@@ -53,7 +115,6 @@ def distill(
             f'"FOLDER", a model of Hugging Face\'s or one that hmmlm train --model decoder made.'
         )
     config = make_config(tables, NEURAL)
-    check_places(tables, source)
     if not config.is_hmm or config.data.states or not config.data.corpus:
         raise InputError(
             f"distill makes the states for an HMM of a corpus; in {source} kind must be that of an "
