@@ -11,9 +11,11 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # benchmarks/ is no part of the wheel
 
 from benchmarks.cases import QUANTITIES, SMOKE, Case  # noqa: E402
+from benchmarks.guiding import WORDS  # noqa: E402
 
 from benchmarks import clusters, gpu  # noqa: E402
 from hmmlm.data.builtin import builtin_sentences  # noqa: E402
+from hmmlm.data.tokenizer import Tokenizer  # noqa: E402
 
 KEYS = {
     "case", "what", "implementation", "dtype", "ms", "q20", "q80", "floor_ms", "tokens_per_s",
@@ -48,6 +50,17 @@ def test_k_means(tmp_path: Path) -> None:
     speed, inertia = (json.loads(line) for line in out.read_text().splitlines())
     assert speed["seconds"] > speed["floor_s"] > 0 and speed["iterations"] == 50
     assert inertia["ratio"] == pytest.approx(1, abs=0.01)
+
+
+def test_guiding(tmp_path: Path) -> None:
+    out, tokenizer = tmp_path / "lines.jsonl", tmp_path / "tokenizer.json"
+    Tokenizer.words([" ".join(WORDS), "a b c d"]).save(tokenizer)
+    sizes = ["--states", "8", "--rows", "2", "--budget", "8"]
+    summary, _ = run_module("benchmarks.guiding", str(tokenizer), *sizes, "--out", str(out))
+    assert summary == {"ok": True}
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["what"] for line in lines] == ["compile", "look ahead", "token"]
+    assert all(line["ms"] > 0 and line["automaton_states"] == [33, 33] for line in lines)
 
 
 def test_clustering(tmp_path: Path) -> None:
