@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from enumeration import enumerate_row
-from hmmlm import HMM, Model, inference
+from hmmlm import HMM, Model, filling, inference
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.errors import InputError
 from models import make_hmm
@@ -127,6 +127,36 @@ def test_a_piece_of_a_word_is_one_token():
     model = characters()
     line = model.fill("ab ? ?", 1, seed=0)[0]
     assert len(line.words) == 2 and line.text == "ab" + "".join(line.words)
+
+
+def test_pieces_of_a_line_are_those_of_the_whole_line():
+    """Of a tokenizer that puts a space in front of every text, and of one that has none."""
+    names = ["<eos>", "\u2581", "a", "b", "\u2581a", "\u2581b"]
+    spec = {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [
+                {"type": "Prepend", "prepend": "\u2581"},
+                {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
+            ],
+        },
+        "pre_tokenizer": None,
+        "decoder": {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+        "model": {
+            "type": "BPE",
+            "vocab": {name: id for id, name in enumerate(names)},
+            "merges": ["\u2581 a", "\u2581 b"],
+        },
+    }
+    for normalizers in (2, 1):
+        spec["normalizer"]["normalizers"] = spec["normalizer"]["normalizers"][-normalizers:]
+        tokenizer = Tokenizer.from_json(json.dumps(spec), source="pieces", eos="<eos>")
+        whole = tokenizer.encode("a b a")
+        line = filling.read_pattern(tokenizer, "a ? a", (0, 5))
+        gapped = [-1 if place == 1 else id for place, id in enumerate(whole)]
+        assert line.ids[0, : len(whole)].tolist() == gapped
 
 
 def characters() -> Model:

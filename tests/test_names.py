@@ -95,6 +95,7 @@ def test_from_tables_takes_emissions_by_state():
         "tag": ["self", "lines"],
         "sample": ["self", "count", "prompt", "length", "seed", "constraint"],
         "probability": ["self", "constraint", "prompt", "length"],
+        "log_probability": ["self", "constraint", "prompt", "length"],
         "look_ahead": ["self", "constraint", "length", "weights"],
         "next": ["self", "prompt", "k"],
         "fill": ["self", "pattern", "n", "length", "seed"],

@@ -17,6 +17,9 @@ from hmmlm.inference.gaps import readings
 from hmmlm.text_model import check_utf8
 
 _BEFORE, _AFTER = r"(?:^|(?<=\s))", r"(?=\s|$)"
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+"""What SentencePiece writes for a space."""
+
 _MARK = re.compile(rf"{_BEFORE}([?*]){_AFTER}")
 _ESCAPED = re.compile(rf"{_BEFORE}\\(\\*[?*]){_AFTER}")
 
@@ -47,6 +50,14 @@ class GappedLine(NamedTuple):
         return sorted([*moved, *range(self.at, self.at + size)])
 
 
+def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The tokens of a piece of a line. The space before a word belongs to it where tokens have
+    spaces; a tokenizer that puts one in front of every text is given none."""
+    plain = tokenizer.encode(text.lstrip())
+    adds_space = tokenizer.token(plain[0]).startswith(SPACE)
+    return plain if adds_space or text == text.lstrip() else tokenizer.encode(text)
+
+
 def read_pattern(tokenizer: Tokenizer, pattern: str, length: tuple[int, int]) -> GappedLine:
     """A line with gaps. A mark stands alone between spaces; after a backslash it is a word."""
     least, most = length
@@ -59,11 +70,11 @@ def read_pattern(tokenizer: Tokenizer, pattern: str, length: tuple[int, int]) ->
     ids: list[int] = []
     singles: list[int] = []
     stars: list[int] = []
-    # Text and marks in turn. The space before a word belongs to it where tokens have spaces.
+    # Text and marks in turn.
     for number, part in enumerate(parts):
         if number % 2 == 0:
             text = _ESCAPED.sub(r"\1", part).rstrip()
-            ids += tokenizer.encode(text) if text.strip() else []
+            ids += _encode(tokenizer, text) if text.strip() else []
         elif part == "?":
             singles.append(len(ids))
             ids.append(MISSING)

@@ -226,11 +226,21 @@ class Model(TextModel):
         self, constraint: Constraint | Lookahead, *, prompt: str = "", length: int = 100
     ) -> float:
         """p(what follows the prompt meets the constraint and ends within `length` tokens)."""
+        return math.exp(self.log_probability(constraint, prompt=prompt, length=length))
+
+    def log_probability(
+        self, constraint: Constraint | Lookahead, *, prompt: str = "", length: int = 100
+    ) -> float:
+        """The logarithm of `probability`, however small that is."""
         _, state = self._read_prompt(prompt)
         look = self.look_ahead(constraint, length=length)
+        if look.log_weights is not None:
+            raise InputError(
+                "Words have weights here, so that this is no probability; look.log_met has the log "
+                "of what is expected of their product."
+            )
         place = torch.zeros(1, dtype=torch.long, device=self.device)
-        log_met = look.log_met(next_state_log_probs(state), place, length)
-        return min(1.0, float(log_met.exp()))
+        return min(0.0, float(look.log_met(next_state_log_probs(state), place, length)))
 
     def look_ahead(
         self,
@@ -247,6 +257,11 @@ class Model(TextModel):
         if length < 1:
             raise InputError(f"length is {length:,} but must be at least 1.")
         if isinstance(constraint, Lookahead):
+            ours, theirs = (hmm.fields() for hmm in (self.hmm, constraint.hmm))
+            if any(a.data_ptr() != b.data_ptr() for a, b in zip(ours, theirs, strict=False)):
+                raise InputError("This looks ahead with another HMM; make it with this model.")
+            if weights:
+                raise InputError("This has been made; give weights with the constraint itself.")
             if constraint.budget != length:
                 raise InputError(
                     f"length is {length:,} but this was made to look {constraint.budget:,} tokens "

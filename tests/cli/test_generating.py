@@ -31,9 +31,9 @@ def test_every_text_is_what_it_must_be(place, call):
     for text in said["texts"]:
         assert one in text.split() and other not in text.split() and 2 <= len(text.split()) <= 4
     assert said["constraint"] == f"((contains('{one}') & ~contains('{other}')) & words(2..4))"
-    plain = call("sample", "model", *options, "--seed=1")
-    assert re.match(r"probability \S+ that the model writes such a text", plain.out)
-    assert plain.out.splitlines()[1] == said["texts"][0] or len(plain.out.splitlines()) == 2
+    plain = call("sample", "model", "-n", 20, *options, "--seed=1")
+    assert re.match(r"probability \S+ that the model writes such a text", plain.err)
+    assert plain.out.splitlines() == said["texts"]
 
 
 def test_the_probability_is_that_of_all_such_texts(place, call):
@@ -50,7 +50,10 @@ def test_the_probability_is_that_of_all_such_texts(place, call):
     answer = call("constraint", "model", f"--must-contain={one}", "--words=1..2", "--length=5",
                   "--svg=a.svg", "--json")  # fmt: skip
     said = last_json(answer.out)
-    assert said["probability"] == pytest.approx(total, rel=1e-4) and said["shortest"] == 1
+    assert (
+        math.exp(said["log_probability"]) == pytest.approx(total, rel=1e-4)
+        and said["shortest"] == 1
+    )
     drawn = Path("a.svg").read_text()
     assert drawn.startswith("<svg") and drawn.count("<circle") > said["states"] - 2
     assert f"{one}</text>" in drawn or f">{one}," in drawn
@@ -99,7 +102,7 @@ def test_a_language_model_is_guided(llm, call):
         for text in last_json(answer.out)["texts"]:
             new = text.split()[1:]
             assert {one, other} <= set(new) and len(new) <= 5
-    assert "probability" in call("guide", "model", *options, "--seed=1").out
+    assert "probability" in call("guide", "model", *options, "--seed=1").err
 
 
 def test_bad_input(llm, refused):
@@ -114,6 +117,7 @@ def test_bad_input(llm, refused):
             ["sample", "model", "--words=5", "--length=5"],
             "has 5 tokens and <eos> but",
         ),
+        (["sample", "model", "--starts-with="], "The text to look for is empty"),
         (["constraint", "model"], "There is no constraint; give --must-contain TEXT"),
         (["guide", "model", "--llm=llm"], "There is nothing to guide to; give --must-contain"),
         (["guide", "model", "--llm=none", "--words=2"], "The teacher none cannot be loaded"),
@@ -149,5 +153,24 @@ def test_weights_of_tokens(place):
     model, word = Model.load("model"), words_of()[0]
     look = model.look_ahead(words(1, 3), length=5, weights={word: 2.0})
     assert float(look.log_weights.exp().sum()) == pytest.approx(model.hmm.vocab_size + 1)
+    with pytest.raises(InputError, match="Words have weights here, so that this is no probab"):
+        model.probability(look, length=5)
+    with pytest.raises(InputError, match="length is 6 but this was made to look 5 tokens ahead"):
+        model.sample(1, constraint=look, length=6)
+    with pytest.raises(InputError, match="This looks ahead with another HMM; make it with this"):
+        Model.load("model").sample(1, constraint=look, length=5)
+    with pytest.raises(InputError, match="This has been made; give weights with the constraint"):
+        model.look_ahead(look, length=5, weights={word: 2.0})
     with pytest.raises(InputError, match=r"The weight of .* is 0.0 but must be over 0"):
         model.look_ahead(words(1, 3), length=5, weights={word: 0.0})
+
+
+def test_probabilities_in_words():
+    from hmmlm.cli.generating import _told
+
+    for log_prob, told in (
+        (0.0, "100%"), (math.log(0.999), "99.9%"), (math.log(0.02), "2%"), (math.log(2e-5), "2e-5"),
+        (-999.25, "1e-434"),
+    ):  # fmt: skip
+        assert _told(log_prob).startswith(f"probability {told} that"), _told(log_prob)
+    assert _told(-math.inf) == "probability 0: this model never writes that"

@@ -179,6 +179,25 @@ def test_on_tokens(kind, name):
         assert not compiled.accepts([*ids, tokenizer.eos_id])
 
 
+def test_signs_that_are_not_of_ascii_end_a_word():
+    rain = contains("rain")
+    signs = "\u201c\u201d\u2014\u2026\uff08\uff09\u00a0\u00ab\u00bb\u3001\u3002\uff01\uff1a"
+    for sign in signs:
+        assert rain.accepts(f"{sign}rain") and rain.accepts(f"a rain{sign}it"), ascii(sign)
+        assert not rain.accepts(f"{sign}train") and not rain.accepts(f"rain{sign}"[:4] + "s")
+    for letter in "\u00e9\u65e5\uff21\uff19\u0431\u05d0\U00020000":
+        assert not rain.accepts(f"{letter}rain") and not rain.accepts(f"rain{letter}"), ascii(
+            letter
+        )
+        assert rain.accepts(f"{letter} rain {letter}")
+    cafe = contains("caf\u00e9")
+    assert cafe.accepts("le caf\u00e9.") and cafe.accepts("\u201ccaf\u00e9\u201d")
+    assert not cafe.accepts("caf\u00e9s") and not cafe.accepts("un-dcaf\u00e9")
+    assert contains("\u65e5").accepts("\u201c\u65e5\u201d") and not contains("\u00e9").accepts(
+        "n\u00e9"
+    )
+
+
 def test_characters_of_several_bytes():
     for pattern in ("é+.x", "[^é]{2}", "[à-ý日]?", "[\u0800-\U0010ffff]"):
         made = regex(pattern)

@@ -7,17 +7,17 @@ from generate.random_constraints import WORDS, make_model, random_constraint
 from hmmlm import inference
 from hmmlm.data.spelling import Spelling
 from hmmlm.errors import InputError
-from hmmlm.generate import Guide, Lookahead, anything, contains, tokens, words
+from hmmlm.generate import Guide, Lookahead, anything, contains, regex, tokens, words
 from hmmlm.hmm import HMM
 from hmmlm.inference.streaming import next_state_log_probs
 
 BUDGET = 9
-TOKENIZER, RNN = make_model(torch.float64)
+TOKENIZER, SMALL = make_model(torch.float64)
 SPELLING = Spelling.of(TOKENIZER)
 EOS = TOKENIZER.eos_id
 
 
-def look_for(wanted, hmm: HMM = RNN, **how) -> Lookahead:
+def look_for(wanted, hmm: HMM = SMALL, **how) -> Lookahead:
     how = {"eos_id": EOS, "budget": BUDGET} | how
     return Lookahead.build(hmm, wanted.compile(SPELLING), **how)
 
@@ -84,7 +84,7 @@ def test_only_the_last_tokens_of_a_prompt_are_read():
     torch.testing.assert_close(none, Guide([look]).log_factors([[]], [[]], [0]))
 
 
-def without(word: str, hmm: HMM = RNN) -> HMM:
+def without(word: str, hmm: HMM = SMALL) -> HMM:
     emit = hmm.log_emit.clone()
     emit[TOKENIZER.id(word)] = -torch.inf
     return HMM(hmm.log_init, hmm.transitions, emit.log_softmax(0), hmm.support)
@@ -98,7 +98,7 @@ def test_the_guarantee_is_the_automatons_alone():
     while EOS not in text:
         factors = guide.log_factors([[]], [text], [0])[0]
         allowed = torch.isfinite(factors).nonzero()[:, 0].tolist()
-        assert (factors[allowed] == 0).all()
+        assert TOKENIZER.id("rain") in text or (factors[allowed] == 0).all()
         unwanted = [token for token in allowed if token not in (TOKENIZER.id("rain"), EOS)]
         text = [*text, (unwanted or allowed)[0]]  # as late as may be
     assert len(text) == BUDGET and look.automaton.accepts(text[:-1])
@@ -160,7 +160,7 @@ def test_a_language_model_is_guided(manner):
 def test_probabilities_of_guided_tokens():
     from hmmlm.hf.guiding import GuidedLogits
 
-    guide = Guide([look_for(contains("rain"))])
+    guide = Guide([look_for(contains("rain") & ~contains("park"))])
     processor = GuidedLogits(guide)
     ids, scores = torch.tensor([encode("the sun")]), torch.randn(1, TOKENIZER.vocab_size + 3)
     guided = processor(ids, scores)[0]
@@ -168,7 +168,7 @@ def test_probabilities_of_guided_tokens():
     expected = scores[0, : TOKENIZER.vocab_size].softmax(0).double() * factors.exp()
     expected = expected / expected.sum()
     torch.testing.assert_close(guided.exp()[:-3].double(), expected, rtol=1e-4, atol=1e-7)
-    assert torch.isneginf(guided[-3:]).all()
+    assert torch.isneginf(guided[-3:]).all() and torch.isneginf(guided[TOKENIZER.id("park")])
 
 
 def test_a_language_model_that_rules_out_what_is_legal_is_not_heard():
@@ -204,7 +204,7 @@ def check_guided(seeds: range) -> None:
     from hmmlm.hf.guiding import GuidedLogits
 
     model, number = llm(), 0
-    hmm = RNN.to(dtype=torch.float32)
+    hmm = SMALL.to(dtype=torch.float32)
     for seed in seeds:
         automaton = random_constraint(seed).read(SPELLING) & anything().compile(SPELLING)
         if automaton.distance[0] + 1 > BUDGET:
@@ -239,6 +239,62 @@ def test_weights_of_words_move_a_text():
     assert float(moved[bright]) > float(plain[bright]) + 0.1
 
 
+def test_tokens_that_the_hmm_does_not_know():
+    """An id past its vocabulary, or a word that it never emits, is missing to it."""
+    look = look_for(contains("rain"), without("sun"))
+    known = encode("the")
+    strange = [[*known, TOKENIZER.vocab_size + 5], [*known, TOKENIZER.id("sun")]]
+    factors = Guide([look]).log_factors([*strange, []], [[], [], []], [0, 0, 0])
+    state = inference.advance(inference.start(look.hmm, reset_id=EOS), torch.tensor([[*known, -1]]))
+    truth = look.next_log_met(next_state_log_probs(state), torch.tensor([0]), BUDGET)
+    words = inference.next_log_probs(state)
+    expected = (truth - words - torch.logsumexp(truth, 1, keepdim=True))[0]
+    finite = torch.isfinite(expected)
+    for row in range(2):
+        torch.testing.assert_close(factors[row][finite], expected[finite], rtol=0, atol=1e-9)
+    alone = Guide([look]).log_factors([[]], [[]], [0])  # an empty prompt beside others
+    torch.testing.assert_close(factors[2:], alone)
+
+
+def test_after_its_end_a_text_has_no_more():
+    guide = Guide([look_for(contains("rain"))])
+    texts = [[*encode("rain"), EOS, 99, 0], encode("the")]
+    factors = guide.log_factors([[], []], texts, [0, 0])
+    assert torch.isfinite(factors[0]).nonzero()[:, 0].tolist() == [EOS]
+    again = guide.log_factors([[], []], [[*texts[0], 0], encode("the rain")], [0, 0])
+    torch.testing.assert_close(
+        again[1:], Guide([guide.looks[0]]).log_factors([[]], [encode("the rain")], [0])
+    )
+
+
+def test_a_call_that_is_repeated_and_tokens_that_come_by_two():
+    from hmmlm.hf.guiding import GuidedLogits
+
+    guide = Guide([look_for(contains("rain") & tokens(1, 4))])
+    scores, prompt = torch.zeros(1, TOKENIZER.vocab_size), encode("the sun")
+    processor = GuidedLogits(guide)
+    processor(torch.tensor([prompt]), scores)
+    ids = torch.tensor([[*prompt, *encode("the rain")]])
+    once, twice = processor(ids, scores), processor(ids, scores)
+    truth = guide.log_factors([prompt], [encode("the rain")], [0]).log_softmax(1)
+    for found in (once, twice):
+        torch.testing.assert_close(found.double().exp(), truth.exp(), rtol=0, atol=1e-6)
+    assert torch.isfinite(once[0, EOS])
+
+
+def test_ends_of_beams_are_legal_where_few_texts_are():
+    from hmmlm.hf.guiding import GuidedLogits
+
+    look = look_for(regex("the|a rain fell in"))
+    out = llm().generate(
+        input_ids=torch.tensor([encode("the sun")]), num_beams=4, num_return_sequences=2,
+        max_new_tokens=BUDGET, logits_processor=[GuidedLogits(Guide([look]))], do_sample=False,
+        pad_token_id=TOKENIZER.vocab_size,
+    )  # fmt: skip
+    for text in new_texts(out, 2):
+        assert look.automaton.accepts(text)
+
+
 def test_bad_input():
     look = look_for(contains("rain"))
     with pytest.raises(InputError, match="There is no constraint; give at least one"):
@@ -250,9 +306,11 @@ def test_bad_input():
     with pytest.raises(InputError, match="context is -1 but must be at least 0"):
         Guide([look], context=-1)
     guide = Guide([look])
+    with pytest.raises(InputError, match="A row has constraint 7 but the guide has 1, from 0 on"):
+        guide.log_factors([[]], [[]], [7])
     with pytest.raises(InputError, match="has 9 tokens without <eos> but the guide was made for 9"):
         guide.log_factors([[]], [encode("the") * 9], [0])
-    with pytest.raises(InputError, match="cannot meet its constraint any more: a token was"):
+    with pytest.raises(InputError, match="text of row 0 cannot meet its constraint any more: a"):
         guide.log_factors([[]], [encode("the") * 8], [0])
     from hmmlm.hf.guiding import GuidedLogits
 

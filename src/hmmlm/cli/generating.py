@@ -11,6 +11,7 @@ from hmmlm.cli.asking import Folder, load_any, load_hmm
 from hmmlm.cli.output import (
     Device,
     Json,
+    errors,
     number,
     pick_device,
     print_json,
@@ -96,11 +97,11 @@ def sample(
     hmm = load_hmm(model, device)
     with progress_bar("Looking ahead", None):
         look = hmm.look_ahead(wanted, length=length)
-        prob = hmm.probability(look, prompt=prompt, length=length)
-        if prob > 0 and not json:
-            say(_told(prob))
+        log_prob = hmm.log_probability(look, prompt=prompt, length=length)
+        if not json:
+            errors.print(_told(log_prob))
         texts = hmm.sample(count, prompt=prompt, length=length, seed=seed, constraint=look)
-    _print_texts(texts, json, {"probability": prob, "constraint": str(wanted)})
+    _print_texts(texts, json, {"log_probability": log_prob, "constraint": str(wanted)})
 
 
 def constraint(
@@ -145,8 +146,8 @@ def constraint(
         f"tokens; the shortest text has {counted(shortest, 'token')}"
     )
     with progress_bar("Looking ahead", None):
-        prob = loaded.probability(wanted, prompt=prompt, length=length)
-    say(_told(prob))
+        log_prob = loaded.log_probability(wanted, prompt=prompt, length=length)
+    say(_told(log_prob))
     if svg is not None:
         svg.write_text(drawing, encoding="utf-8")
         say(f"drawn into {svg}")
@@ -157,7 +158,7 @@ def constraint(
                 "states": automaton.num_states,
                 "kinds": automaton.num_columns,
                 "shortest": shortest,
-                "probability": prob,
+                "log_probability": log_prob,
             }
         )
 
@@ -215,14 +216,14 @@ def guide(
     writer = Writer(teacher, loaded)
     with progress_bar("Writing", None):
         look = loaded.look_ahead(wanted, length=length)
-        prob = loaded.probability(look, length=length, prompt=prompt)
+        log_prob = loaded.log_probability(look, length=length, prompt=prompt)
         if not json:
-            say(_told(prob))
+            errors.print(_told(log_prob))
         texts = writer.write(
             look, prompt, count=count, length=length, strength=strength,
             temperature=temperature, seed=seed,
         )  # fmt: skip
-    _print_texts(texts, json, {"probability": prob, "constraint": str(wanted)})
+    _print_texts(texts, json, {"log_probability": log_prob, "constraint": str(wanted)})
 
 
 def make_constraint(
@@ -237,8 +238,10 @@ def make_constraint(
     tokens: str | None,
 ) -> "Constraint | None":
     """All of what the options ask for; None if that is nothing."""
-    given = (must_contain, any_of, must_not, regex, starts_with, ends_with)
-    if not any((*given, words, sentences, tokens)):
+    lists = (must_contain, any_of, must_not, regex)
+    if not any(lists) and all(
+        one is None for one in (starts_with, ends_with, words, sentences, tokens)
+    ):
         return None
     from hmmlm import generate as g
 
@@ -268,17 +271,19 @@ def _range(said: str, name: str) -> tuple[int, int | None]:
     return int(first), int(last) if last else None
 
 
-def _told(prob: float) -> str:
-    if prob == 0:
+def _told(log_prob: float) -> str:
+    if log_prob == -math.inf:
         return "probability 0: this model never writes that"
-    words = f"probability {_share(prob)} that the model writes such a text"
-    return words + (": it hardly ever does" if prob < 0.01 else "")
+    words = f"probability {_share(log_prob)} that the model writes such a text"
+    return words + (": it hardly ever does" if log_prob < math.log(0.01) else "")
 
 
-def _share(prob: float) -> str:
-    if prob >= 0.001:
-        return f"{100 * prob:.2g}%"
-    return f"1e{math.floor(math.log10(prob)):d}" if prob < 1e-6 else f"{prob:.1g}"
+def _share(log_prob: float) -> str:
+    """A probability for people; small ones by their power of ten, of which floats know 323."""
+    if log_prob >= math.log(0.001):
+        return f"{100 * math.exp(log_prob):.3g}%"
+    power = math.floor(log_prob / math.log(10))
+    return f"{math.exp(log_prob - power * math.log(10)):.0f}e{power}"
 
 
 def _print_texts(texts: list[str], json: bool, more: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """What tokens write: the bytes of each token of a vocabulary."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -35,6 +36,7 @@ class Spelling:
             added = spec.get("added_tokens") or ()
             silent |= {token["id"] for token in added if token.get("special")}
             silent |= {id for id, name in enumerate(names) if name in CONTROLS}
+            silent |= set() if tokenizer.unk_id is None else {tokenizer.unk_id}
         found = [
             None if id in silent or not name else read(id, name) for id, name in enumerate(names)
         ]
@@ -65,14 +67,12 @@ def _reader(tokenizer: Tokenizer, spec: Mapping[str, Any]) -> Callable[[int, str
         return lambda _, name: _from_byte_level(name)
     if tokenizer.splits_by_words and not decoders:
         return lambda _, name: b" " + name.encode()
-    if "WordPiece" in decoders:
-        return lambda _, name: name[2:].encode() if name.startswith("##") else b" " + name.encode()
     if decoders & {"Metaspace", "Replace"}:
         return lambda _, name: _from_metaspace(name)
     raise InputError(
         f"The tokenizer's decoder ({', '.join(sorted(decoders)) or 'none'}) is not one whose "
-        f"tokens are known to write their own bytes; use a tokenizer of words, byte-level BPE, "
-        f"SentencePiece or WordPiece."
+        f"tokens are known to write their own bytes; use a tokenizer of words, byte-level BPE or "
+        f"SentencePiece."
     )
 
 
@@ -85,8 +85,8 @@ def _kinds(decoder: Any) -> set[str]:
 
 
 def _from_metaspace(name: str) -> bytes:
-    if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
-        return bytes([int(name[3:5], 16)])
+    if found := re.fullmatch("<0x([0-9A-Fa-f]{2})>", name):
+        return bytes([int(found[1], 16)])
     return name.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
 
 

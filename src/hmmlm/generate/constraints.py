@@ -17,7 +17,7 @@ from hmmlm.generate.automata import Automaton, from_steps
 from hmmlm.generate.regexes import compile_regex
 
 BYTES = 256
-WORD = frozenset((string.ascii_letters + string.digits + "_'").encode()) | set(range(128, BYTES))
+WORD = frozenset((string.ascii_letters + string.digits + "_'").encode())
 SPACE = frozenset(string.whitespace.encode())
 STOPS = frozenset(b".!?")
 CLOSING = frozenset(b"\"')]")
@@ -75,7 +75,7 @@ class Constraint:
         """Whether a text is one of them; not for constraints that count tokens."""
         if self.letters is None:
             raise InputError(f"{self} counts tokens, so that a text alone does not tell.")
-        return self.letters.accepts(text.encode())
+        return self.letters.accepts(_phrase(text) if text else b"")
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,8 +101,13 @@ class _Tokens(Constraint):
         return None
 
     def read(self, spelling: Spelling) -> Automaton:
-        column = np.zeros(len(spelling.tokens), np.int64)
-        return _count(column, lambda _: 1, self.least, self.most)
+        return from_steps(
+            len(spelling.tokens),
+            0,
+            lambda count, _: _more(count, self.least, self.most),
+            lambda count: _is_within(count, self.least, self.most),
+            np.zeros(len(spelling.tokens), np.int64),
+        )
 
     def __str__(self) -> str:
         return f"tokens({_range(self.least, self.most)})"
@@ -174,7 +179,8 @@ class _Then(Constraint):
 def contains(*phrases: str, whole: bool = True, ignore_case: bool = False) -> Constraint:
     """Texts with all of these words or phrases, in any order.
 
-    `whole`: not as a part of a longer word ("rain" is not in "train").
+    `whole`: not as a part of a longer word ("rain" is not in "train"). `ignore_case`: of ASCII's
+    letters.
     """
     return _all("&", [_contains(phrase, whole, ignore_case) for phrase in _given(phrases)])
 
@@ -322,28 +328,48 @@ def _contains(phrase: str, whole: bool, ignore_case: bool) -> Constraint:
     fold = (lambda byte: ord(chr(byte).lower()) if byte < 128 else byte) if ignore_case else int
     goal = bytes(fold(byte) for byte in goal)
     # At an end that is no letter there is no longer word to be part of.
-    opens, closes = (whole and goal[place] in WORD for place in (0, -1))
+    opens, closes = (whole and (phrase[n].isalnum() or phrase[n] in "_'") for n in (0, -1))
 
     def step(state: Any, byte: int) -> Any:
         if state is True:
             return True
-        after_word, parts = state
-        if len(goal) in parts and byte not in WORD:
-            return True
-        byte = fold(byte)
+        lead, after_word, is_whole, parts = state
         begins = {0} if not (opens and after_word) else set()
-        grown = frozenset(n + 1 for n in parts | begins if n < len(goal) and goal[n] == byte)
+        grown = frozenset(n + 1 for n in parts | begins if n < len(goal) and goal[n] == fold(byte))
+        lead, is_word = _beside(lead, byte, after_word)
+        # What was found is whole if no letter follows; of some characters later bytes tell.
+        is_whole = is_whole or len(goal) in parts
+        if is_whole and is_word is False:
+            return True
         if len(goal) in grown and not closes:
             return True
-        return byte in WORD, grown
+        return lead, after_word if is_word is None else is_word, is_whole and is_word is None, grown
 
     how = ("" if whole else ", whole=False") + (", ignore_case=True" if ignore_case else "")
     return _leaf(
         f"contains({phrase!r}{how})",
-        (False, frozenset()),
+        (b"", False, False, frozenset()),
         step,
-        lambda state: state is True or len(goal) in state[1],
+        lambda state: state is True or len(goal) in state[3],
     )
+
+
+def _beside(lead: bytes, byte: int, before: bool) -> tuple[bytes, bool | None]:
+    """The bytes of a character of which the next one tells more, and whether it is of a word.
+
+    None where that is not known yet. Not of a word are, beside those of ASCII: U+0080 to U+00BF,
+    the punctuation from U+2000 on, that from U+3000 on, and full-width signs before the digits.
+    """
+    read = lead + bytes([byte])
+    if byte < 128:
+        return b"", byte in WORD
+    if read in (b"\xe2", b"\xe3", b"\xef", b"\xef\xbc"):
+        return read, None
+    if read in (b"\xc2", b"\xe2\x80", b"\xe2\x81", b"\xe3\x80"):
+        return b"", False
+    if lead == b"\xef\xbc":
+        return b"", not (byte < 0x90 or 0x9A <= byte <= 0xA0)
+    return b"", before if not lead and byte < 0xC0 else True  # the rest of a character is as it was
 
 
 def _leaf(
@@ -357,18 +383,6 @@ def _all(sign: str, parts: Sequence[Constraint]) -> Constraint:
     for part in parts[1:]:
         made = _Together(sign, (made, part))
     return made
-
-
-def _count(
-    column: np.ndarray, adds: Callable[[int], int], least: int, most: int | None
-) -> Automaton:
-    return from_steps(
-        len(column),
-        0,
-        lambda count, letter: _more(count, least, most) if adds(letter) else count,
-        lambda count: _is_within(count, least, most),
-        column,
-    )
 
 
 def _more(count: int, least: int, most: int | None) -> int:

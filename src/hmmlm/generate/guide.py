@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hmmlm.errors import InputError
 from hmmlm.generate.lookahead import Lookahead
+from hmmlm.inference.chain import MISSING
 from hmmlm.inference.evidence import log_prob
 from hmmlm.inference.streaming import (
     State,
@@ -16,6 +17,10 @@ from hmmlm.inference.streaming import (
     next_state_log_probs,
     start,
 )
+from hmmlm.results import Belief
+
+START = -2
+"""Stands between a prompt and a text."""
 
 
 class Guide:
@@ -26,7 +31,8 @@ class Guide:
     all of them probability zero, it leaves the choice open.
 
     A text is a prompt, which the HMM reads the last `context` tokens of, and what was written
-    since. Nothing is remembered but the texts of the last call, so they may come in any order.
+    since. Tokens that it never emits, or does not know, are missing tokens to it. Nothing is
+    remembered but the texts of the last call, so they may come in any order.
     """
 
     def __init__(
@@ -45,6 +51,7 @@ class Guide:
             raise InputError(f"context is {context:,} but must be at least 0.")
         self.looks, self.strength, self.context = list(looks), strength, context
         self.budget, self.eos_id, self.hmm = first.budget, first.eos_id, first.hmm
+        self._can_come = first.words.can_come.tolist()
         self._start = start(self.hmm, reset_id=self.eos_id)
         self._known: dict[tuple[int, ...], int] = {}
         self._state: State | None = None
@@ -55,8 +62,13 @@ class Guide:
     ) -> Float[Tensor, "B V"]:
         """Of each row, given its prompt, what was written since, and its constraint's number.
 
-        -inf for tokens that must not come. Rows that have ended have zeros.
+        -inf for tokens that must not come; after `<eos>` only `<eos>` may.
         """
+        if unknown := [n for n in which if not 0 <= n < len(self.looks)]:
+            raise InputError(
+                f"A row has constraint {unknown[0]:,} but the guide has {len(self.looks):,}, from "
+                f"0 on."
+            )
         ahead = next_state_log_probs(self._read(prompts, texts))
         groups = []
         for number, look in enumerate(self.looks):
@@ -68,7 +80,8 @@ class Guide:
         sizes = [len(ahead), *map(len, asked)]
         answers = self.looks[0].words.log_probs(torch.cat([ahead, *asked])).split(sizes)
         words = answers[0]
-        out = torch.zeros_like(words, dtype=torch.float64)
+        out = torch.full_like(words, -torch.inf, dtype=torch.float64)
+        out[:, self.eos_id] = 0.0
         for (look, rows, where, left), answer in zip(groups, answers[1:], strict=True):
             joint = look.next_log_met(ahead[rows], where, left, answer)
             legal = look.legal_next(where, left)
@@ -87,52 +100,95 @@ class Guide:
                         f"A text has {len(text):,} tokens without <eos> but the guide was made for "
                         f"{self.budget:,}; make it with the max_new_tokens of the generation."
                     )
-                found.setdefault(self.budget - len(text), []).append(row)
+                left = self.budget - len(text)
+                look = self.looks[number]
+                if not look.is_legal(look.automaton.run(text), left):
+                    raise InputError(
+                        f"The text of row {row:,} cannot meet its constraint any more: a token was "
+                        f"written that the guide had ruled out."
+                    )
+                found.setdefault(left, []).append(row)
         return found
 
     def _weigh(
         self, joint: Tensor, words: Tensor, legal: Bool[Tensor, "N V"]
     ) -> Float[Tensor, "N V"]:
         """log p(met | text, w) - log p(met | text) of what is legal, or zeros if that has none."""
-        if not bool(legal.any(1).all()):
-            raise InputError(
-                "A text cannot meet its constraint any more: a token was written that the guide "
-                "had ruled out."
-            )
         if not self.strength:
             return torch.where(legal, 0.0, -torch.inf).to(joint)
         factors = self.strength * (joint - words - torch.logsumexp(joint, 1, keepdim=True))
-        factors = torch.where(legal, factors.nan_to_num(nan=-torch.inf), -torch.inf)
+        factors = torch.where(
+            legal, factors.nan_to_num(nan=-torch.inf, neginf=-torch.inf), -torch.inf
+        )
         is_open = torch.isneginf(factors).all(1, keepdim=True)
         return torch.where(is_open & legal, 0.0, factors)
 
     def _read(self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]) -> State:
         """The HMM's state after each text: one token on from the last call's, or read anew."""
         keys = [
-            (*prompt[max(0, len(prompt) - self.context) :], -1, *text)
+            (*prompt[max(0, len(prompt) - self.context) :], START, *self._ended(text))
             for prompt, text in zip(prompts, texts, strict=True)
         ]
-        before = [self._known.get(key[:-1]) if key[-1] >= 0 else None for key in keys]
-        if self._state is not None and None not in before:
-            tokens = torch.tensor([key[-1] for key in keys], device=self.hmm.device)
-            state = advance(self._state.select(before), tokens)  # type: ignore[arg-type]
+        # A row that has ended is as it was; another has one token more than in the last call.
+        same = [self._known.get(key) for key in keys]
+        before = [self._known.get(key[:-1]) for key in keys]
+        if self._state is None or any(
+            one is None and (other is None or key[-1] == START)
+            for one, other, key in zip(same, before, keys, strict=True)
+        ):
+            state = self._read_anew([[id for id in key if id != START] for key in keys])
         else:
-            state = self._read_anew([[id for id in key if id >= 0] for key in keys])
+            chosen = [
+                other if one is None else one for one, other in zip(same, before, strict=True)
+            ]
+            state = self._state.select(chosen)  # type: ignore[arg-type]
+            further = [row for row, one in enumerate(same) if one is None]
+            if further:
+                tokens = torch.tensor([self._seen(keys[row][-1]) for row in further])
+                moved = advance(state.select(further), tokens.to(self.hmm.device))
+                state = _put(state, further, moved)
         self._known = {key: row for row, key in enumerate(keys)}
         self._state = state
         return state
 
+    def _ended(self, text: Sequence[int]) -> Sequence[int]:
+        """A text up to its `<eos>`."""
+        return text[: text.index(self.eos_id) + 1] if self.eos_id in text else text
+
+    def _seen(self, token: int) -> int:
+        """The token, or a missing one where the HMM does not know it or never emits it."""
+        return token if 0 <= token < len(self._can_come) and self._can_come[token] else MISSING
+
     def _read_anew(self, rows: Sequence[Sequence[int]]) -> State:
-        fresh = self._start.select([0] * len(rows))
-        longest = max(map(len, rows))
-        if not longest:
-            return fresh
-        lengths = torch.tensor([len(row) for row in rows], device=self.hmm.device)
-        tokens = torch.zeros(len(rows), longest, dtype=torch.long)
-        for place, row in enumerate(rows):
-            tokens[place, : len(row)] = torch.tensor(row, dtype=torch.long)
+        state = self._start.select([0] * len(rows))
+        some = [place for place, row in enumerate(rows) if row]
+        if not some:
+            return state
+        lengths = torch.tensor([len(rows[place]) for place in some], device=self.hmm.device)
+        tokens = torch.zeros(len(some), int(lengths.max()), dtype=torch.long)
+        for number, place in enumerate(some):
+            seen = [self._seen(id) for id in rows[place]]
+            tokens[number, : len(seen)] = torch.tensor(seen)
         read = log_prob(self.hmm, tokens.to(self.hmm.device), lengths=lengths, reset_id=self.eos_id)
-        return replace(fresh, belief=read.belief, log_evidence=read.log_evidence)
+        begun = state.select(some)
+        begun = replace(begun, belief=read.belief, log_evidence=read.log_evidence)
+        return begun if len(some) == len(rows) else _put(state, some, begun)
+
+
+def _put(state: State, rows: Sequence[int], part: State) -> State:
+    """A state in which some rows are those of another, whose belief may name more states."""
+    chosen = torch.tensor(rows, device=state.hmm.device)
+    width = max(state.belief.states.shape[1], part.belief.states.shape[1])
+
+    def wide(values: Tensor, filler: float) -> Tensor:
+        return torch.nn.functional.pad(values, (0, width - values.shape[1]), value=filler)
+
+    states = wide(state.belief.states, -1).index_copy(0, chosen, wide(part.belief.states, -1))
+    log_probs = wide(state.belief.log_probs, -torch.inf)
+    log_probs = log_probs.index_copy(0, chosen, wide(part.belief.log_probs, -torch.inf))
+    fresh = state.belief.fresh.index_copy(0, chosen, part.belief.fresh)
+    evidence = state.log_evidence.index_copy(0, chosen, part.log_evidence)
+    return replace(state, belief=Belief(states, log_probs, fresh), log_evidence=evidence)
 
 
 def _kind(look: Lookahead) -> tuple[int, ...]:

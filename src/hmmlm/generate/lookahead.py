@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hmmlm.errors import InputError, counted
-from hmmlm.generate.automata import Automaton
+from hmmlm.generate.automata import NEVER, Automaton
 from hmmlm.hmm import HMM
 from hmmlm.inference.streaming import emission_log_probs
 from hmmlm.ops.links import TILE
@@ -20,6 +20,9 @@ from hmmlm.products import full_products
 MOST_BYTES = 8 << 30
 KEPT = 8192
 PLANS = 256
+REDONE = 1 << 24
+"""Numbers that are held at once where sums are redone in log space."""
+
 SHARE = 16
 """Words that lead to one state are weighed together with all others where they are more than one
 in so many of the vocabulary, and one by one where they are fewer."""
@@ -35,16 +38,24 @@ class Words:
     def _probs(self) -> Float[Tensor, "V Z"]:
         return self.hmm.log_emit.exp()
 
+    @cached_property
+    def can_come(self) -> Bool[Tensor, " V"]:
+        """Whether some state emits each word."""
+        return self.hmm.log_emit.isfinite().any(1)
+
     @full_products()
     def log_probs(self, log_states: Float[Tensor, "N Z"]) -> Float[Tensor, "N V"]:
         """Rows may be over any sum. O(N V K)."""
+        if not len(log_states):
+            return log_states.new_empty(0, self.hmm.vocab_size)
         top = log_states.max(1, keepdim=True).values.clamp(min=-1e30)
         if not self.hmm.support.is_dense:
             return emission_log_probs(self.hmm, log_states - top) + top
         total = (log_states - top).exp() @ self._probs.T
         found = total.log()
-        rows, words = (total < scaled.lowest(total.dtype)).nonzero(as_tuple=True)
-        step = max(1, TILE // self.hmm.num_states)
+        poor = (total < scaled.lowest(total.dtype)) & self.can_come & (top > -1e30)
+        rows, words = poor.nonzero(as_tuple=True)
+        step = max(1, REDONE // self.hmm.num_states)
         for some in torch.arange(len(rows), device=rows.device).split(step):
             row, word = rows[some], words[some]
             joint = log_states[row] - top[row] + self.hmm.log_emit[word]
@@ -61,7 +72,7 @@ class _Plan(NamedTuple):
     their_goals: Int[Tensor, " N"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Lookahead:
     """An HMM beside an automaton: p(met | where both are, tokens left).
 
@@ -125,8 +136,11 @@ class Lookahead:
 
     def legal(self, left: int) -> Bool[Tensor, " S"]:
         """Whether some text of at most so many more tokens is met, from each automaton state."""
-        room = left - (not self.open_ended)
-        return torch.from_numpy(self.automaton.distance <= room).to(self.hmm.device)
+        return self._distance <= left - (not self.open_ended)
+
+    def is_legal(self, state: int, left: int) -> bool:
+        """The same of one state."""
+        return bool(self.automaton.distance[state] <= left - (not self.open_ended))
 
     def legal_next(self, places: Int[Tensor, " B"], left: int) -> Bool[Tensor, "B V"]:
         """Whether some text is met after each next token; for `<eos>`, whether it may come now."""
@@ -165,6 +179,8 @@ class Lookahead:
         for row, state in enumerate(places.tolist()):
             plan = self._plan(state)
             for goal, mask in zip(plan.goals, plan.masks, strict=True):
+                if not self.is_legal(goal, left - 1):
+                    continue
                 answer = answers[asked].double() + scale[goal]
                 found[row] = torch.where(mask, answer, found[row])
                 asked += 1
@@ -188,9 +204,14 @@ class Lookahead:
         """For each row and each state that many words lead to: log p(next hidden state, met)."""
         self._check_left(left)
         table = self.tables[left - 1]
-        plans = [self._plan(state).goals for state in places.tolist()]
-        rows = [row for row, goals in enumerate(plans) for _ in goals]
-        return log_states[rows] + table[[goal for goals in plans for goal in goals]]
+        asked = [
+            (row, goal)
+            for row, state in enumerate(places.tolist())
+            for goal in self._plan(state).goals
+            if self.is_legal(goal, left - 1)
+        ]
+        rows, goals = torch.tensor(asked, device=table.device).view(-1, 2).long().T
+        return log_states[rows] + table[goals]
 
     def _plan(self, state: int) -> _Plan:
         """Goals and words of a state; those of the last states are kept."""
@@ -199,10 +220,11 @@ class Lookahead:
                 self._plans.pop(next(iter(self._plans)))
             goals, sizes = self.automaton.next[state], self._sizes
             share = np.bincount(goals, sizes, self.automaton.num_states)[goals]
+            is_open = self.automaton.distance[goals] < NEVER
             is_many = share * SHARE >= self.hmm.vocab_size
             row = self._next[state][self._column]  # (V,)
-            many = np.unique(goals[is_many]).tolist()
-            few = torch.from_numpy(~is_many).to(row.device)[self._column].nonzero()[:, 0]
+            many = np.unique(goals[is_many & is_open]).tolist()
+            few = torch.from_numpy(~is_many & is_open).to(row.device)[self._column].nonzero()[:, 0]
             self._plans[state] = _Plan(many, [row == goal for goal in many], few, row[few])
         return self._plans[state]
 
@@ -303,6 +325,10 @@ class Lookahead:
         return torch.from_numpy(self.automaton.next).to(self.hmm.device)
 
     @cached_property
+    def _distance(self) -> Int[Tensor, " S"]:
+        return torch.from_numpy(self.automaton.distance).to(self.hmm.device)
+
+    @cached_property
     def _column(self) -> Int[Tensor, " V"]:
         return torch.from_numpy(self.automaton.column).to(self.hmm.device)
 
@@ -323,9 +349,8 @@ class Lookahead:
     @cached_property
     def _ends(self) -> Float[Tensor, " Z"]:
         """log p(`<eos>` | z), with its weight."""
-        return self._sums(torch.arange(self.hmm.vocab_size, device=self.hmm.device) == self.eos_id)[
-            1
-        ]
+        is_eos = torch.arange(self.hmm.vocab_size, device=self.hmm.device) == self.eos_id
+        return self._sums(is_eos)[1]
 
     @cached_property
     def _kinds(self) -> Float[Tensor, "C Z"]:
@@ -376,7 +401,8 @@ def _check(
     if budget < 1:
         raise InputError(f"budget is {budget:,} but must be at least 1.")
     if log_weights is not None and (
-        log_weights.shape != (hmm.vocab_size,) or bool(torch.isnan(log_weights).any())
+        log_weights.shape != (hmm.vocab_size,)
+        or bool((torch.isnan(log_weights) | (log_weights == torch.inf)).any())
     ):
         raise InputError(
             f"log_weights is {tuple(log_weights.shape)} but must be ({hmm.vocab_size},) and "

@@ -20,8 +20,9 @@ class GuidedLogits(LogitsProcessor):
     what the first call of a generation sees. Ids past the guide's vocabulary never come. Rows are
     padded with `pad_id` on the left.
 
-    A generation is known by ids that are not those of the last call, each with one token more.
-    Where a new prompt may look so, `begin()` says that one begins.
+    `eos_token_id` must be the guide's; what comes after it is no text. A generation goes on as long
+    as rows begin with its prompts, have fewer new tokens than the guide's budget, and one has not
+    ended. Where a new prompt may look so, `begin()` says that a generation begins.
     """
 
     def __init__(self, guide: Guide, *, pad_id: int | None = None) -> None:
@@ -32,15 +33,14 @@ class GuidedLogits(LogitsProcessor):
     def begin(self) -> None:
         """The next call is the first of a generation."""
         self._prompt = 0
-        self._last: set[tuple[int, ...]] = set()
+        self._prompts: set[tuple[int, ...]] = set()
 
     @torch.no_grad()
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         rows: list[list[int]] = input_ids.tolist()
         size = input_ids.shape[1]
         if not self._goes_on(rows, size):
-            self._prompt = size
-        self._last = {tuple(row) for row in rows}
+            self._prompt, self._prompts = size, {tuple(row) for row in rows}
         texts = [row[self._prompt :] for row in rows]
         prompts = [self._stripped(row[: self._prompt]) for row in rows]
         factors = self.guide.log_factors(prompts, texts, self._which(len(rows)))
@@ -53,19 +53,17 @@ class GuidedLogits(LogitsProcessor):
         factors = factors.to(scores.device, torch.float32)
         both = scores[:, :known].float().log_softmax(1) + factors
         # Where the language model rules out all that is legal, the guide alone is heard.
-        both = torch.where(
-            both.isneginf().all(1, keepdim=True), factors, both.nan_to_num(-torch.inf)
-        )
+        both = both.masked_fill(both.isnan(), -torch.inf)
+        both = torch.where(both.isneginf().all(1, keepdim=True), factors, both)
         guided = torch.full_like(scores, -torch.inf)
         guided[:, :known] = both.log_softmax(1).to(scores.dtype)
         return guided
 
     def _goes_on(self, rows: Sequence[Sequence[int]], size: int) -> bool:
-        """Whether this is the generation of the last call, one token further."""
+        """Whether this is the generation of the calls before."""
         return (
-            bool(self._last)
-            and size - self._prompt < self.guide.budget
-            and all(tuple(row[:-1]) in self._last for row in rows)
+            0 < size - self._prompt < self.guide.budget
+            and all(tuple(row[: self._prompt]) in self._prompts for row in rows)
             and any(self.guide.eos_id not in row[self._prompt :] for row in rows)
         )
 

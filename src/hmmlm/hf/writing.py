@@ -12,7 +12,7 @@ from hmmlm.hf.guiding import GuidedLogits
 from hmmlm.model import Model
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Writer:
     """A language model, and an HMM of the same tokens that guides it."""
 
@@ -35,22 +35,22 @@ class Writer:
     ) -> list[str]:
         """Texts after a prompt, each of which meets the constraint and ends within `length` tokens.
 
-        At temperature 0 each token is the best one.
+        The temperature is that of the guided distribution; at 0 each token is the best one.
         """
         look = self.hmm.look_ahead(constraint, length=length)
         guide = Guide([look], strength=strength)
         tokenizer, model = self.hmm.tokenizer, self.llm.model
         ids = tokenizer.encode(prompt)
-        start = ids or [self.llm.first_id]
+        start = [self.llm.first_id, *ids]  # as its texts were drawn; the HMM reads what follows
         drawn = {"do_sample": True, "temperature": temperature} if temperature else {}
         devices = [model.device] if model.device.type == "cuda" else []
-        with torch.no_grad(), torch.random.fork_rng(devices):
+        with torch.no_grad(), torch.random.fork_rng(devices, enabled=seed is not None):
             if seed is not None:
                 torch.manual_seed(seed)
             out = model.generate(
                 input_ids=torch.tensor([start] * count, device=model.device),
                 attention_mask=torch.ones(count, len(start), dtype=torch.long).to(model.device),
-                logits_processor=[GuidedLogits(guide)],
+                logits_processor=[GuidedLogits(guide, pad_id=self.llm.first_id)],
                 max_new_tokens=length,
                 eos_token_id=tokenizer.eos_id,
                 pad_token_id=tokenizer.eos_id,
