@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hmmlm.data.batches import Batch, Packed, Streams, Windows
+from hmmlm.data.batches import Batch, Packed, Windows
 from hmmlm.data.shards import TokenArray
+from hmmlm.data.streams import Streams
 from hmmlm.errors import InputError
 from hmmlm.params import lowrank, mlp, scalar, transformer
 from hmmlm.support import Support

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from hmmlm.baselines.recurrent import _one_block
-from hmmlm.data.batches import Streams
 from hmmlm.data.shards import TokenArray
+from hmmlm.data.streams import Streams
 from hmmlm.train.loop import TrainSettings
 from hmmlm.train.next_token import NextTokenLoss
 from hmmlm.train.sgd import Sgd

@@ -170,7 +170,7 @@ def test_probabilities_in_words():
 
     for log_prob, told in (
         (0.0, "100%"), (math.log(0.999), "99.9%"), (math.log(0.02), "2%"), (math.log(2e-5), "2e-5"),
-        (-999.25, "1e-434"),
+        (-999.25, "1e-434"), (math.log(9.6e-5), "1e-4"), (math.log(9.4e-5), "9e-5"),
     ):  # fmt: skip
         assert _told(log_prob).startswith(f"probability {told} that"), _told(log_prob)
     assert _told(-math.inf) == "probability 0: this model never writes that"

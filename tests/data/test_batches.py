@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hmmlm.data import batches as batches_module
-from hmmlm.data.batches import Packed, Streams, Windows
+from hmmlm.data.batches import Packed, Windows
 from hmmlm.data.shards import TokenArray
+from hmmlm.data.streams import Streams
 from hmmlm.errors import InputError
 
 EOS = 1

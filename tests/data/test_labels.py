@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hmmlm.data.batches import Packed, Streams, Windows
+from hmmlm.data.batches import Packed, Windows
 from hmmlm.data.corpus import read_lines
 from hmmlm.data.labels import labelled_words, read_labels
 from hmmlm.data.shards import TokenArray
+from hmmlm.data.streams import Streams
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.errors import InputError
 

@@ -282,6 +282,27 @@ def test_a_call_that_is_repeated_and_tokens_that_come_by_two():
     assert torch.isfinite(once[0, EOS])
 
 
+def test_padding_is_not_read():
+    from hmmlm.hf.guiding import GuidedLogits
+
+    guide, scores = Guide([look_for(contains("rain"))]), torch.zeros(1, TOKENIZER.vocab_size)
+    prompt = encode("the sun")
+    padded = GuidedLogits(guide, pad_id=0)(torch.tensor([[0, 0, *prompt]]), scores)
+    torch.testing.assert_close(padded, GuidedLogits(guide)(torch.tensor([prompt]), scores))
+    read = GuidedLogits(guide)(torch.tensor([[0, 0, *prompt]]), scores)
+    assert not torch.allclose(padded.exp(), read.exp())
+
+
+def test_what_is_longer_than_the_budget_is_a_new_prompt():
+    from hmmlm.hf.guiding import GuidedLogits
+
+    guide, scores = Guide([look_for(contains("rain"))]), torch.zeros(1, TOKENIZER.vocab_size)
+    processor, prompt = GuidedLogits(guide), encode("the sun")
+    processor(torch.tensor([prompt]), scores)
+    longer = torch.tensor([[*prompt, *encode("rain") * BUDGET]])
+    torch.testing.assert_close(processor(longer, scores), GuidedLogits(guide)(longer, scores))
+
+
 def test_ends_of_beams_are_legal_where_few_texts_are():
     from hmmlm.hf.guiding import GuidedLogits
 

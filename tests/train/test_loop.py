@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hmmlm.data.batches import Batch, Packed, Streams, Windows
+from hmmlm.data.batches import Batch, Packed, Windows
 from hmmlm.data.shards import TokenArray
+from hmmlm.data.streams import Streams
 from hmmlm.errors import InputError
 from hmmlm.evaluate import HmmLM, evaluate
 from hmmlm.hmm import HMM

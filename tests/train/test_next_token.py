@@ -9,8 +9,9 @@ from torch import nn
 
 from hmmlm.baselines import awd_lstm, decoder, feed_forward, hmm_rnn, lstm
 from hmmlm.baselines.kinds import NEURAL
-from hmmlm.data.batches import Batch, Streams
+from hmmlm.data.batches import Batch
 from hmmlm.data.shards import TokenArray
+from hmmlm.data.streams import Streams
 from hmmlm.errors import InputError
 from hmmlm.train.graph import GraphedSteps, why_no_graph
 from hmmlm.train.loop import State, Training, TrainSettings

@@ -133,7 +133,10 @@ def constraint(
     if wanted is None:
         raise InputError("There is no constraint; give --must-contain TEXT or another of them.")
     loaded = load_hmm(model, device)
-    automaton = wanted.compile(loaded.spelling)
+    with progress_bar("Looking ahead", None):
+        look = loaded.look_ahead(wanted, length=length)
+        log_prob = loaded.log_probability(look, prompt=prompt, length=length)
+    automaton = look.automaton
     if svg is not None:
         from hmmlm.explore.automaton import draw_automaton
 
@@ -145,8 +148,6 @@ def constraint(
         f"{counted(automaton.num_states, 'state')}, {counted(automaton.num_columns, 'kind')} of "
         f"tokens; the shortest text has {counted(shortest, 'token')}"
     )
-    with progress_bar("Looking ahead", None):
-        log_prob = loaded.log_probability(wanted, prompt=prompt, length=length)
     say(_told(log_prob))
     if svg is not None:
         svg.write_text(drawing, encoding="utf-8")
@@ -282,7 +283,7 @@ def _share(log_prob: float) -> str:
     """A probability for people; small ones by their power of ten, of which floats know 323."""
     if log_prob >= math.log(0.001):
         return f"{100 * math.exp(log_prob):.3g}%"
-    power = math.floor(log_prob / math.log(10))
+    power = math.floor(log_prob / math.log(10) + 0.0223)  # 9.5 is told as 1 of the next power
     return f"{math.exp(log_prob - power * math.log(10)):.0f}e{power}"
 
 

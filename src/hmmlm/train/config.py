@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hmmlm.data.batches import Packed, Streams, Windows
+from hmmlm.data.batches import Packed, Windows
 from hmmlm.data.shards import TokenArray
+from hmmlm.data.streams import Streams
 from hmmlm.errors import InputError
 from hmmlm.params import lowrank, mlp, pretrained, scalar, transformer
 from hmmlm.train.checkpoint import Saving
