@@ -13,7 +13,7 @@ import numpy as np
 
 from hmmlm.data.spelling import Spelling
 from hmmlm.errors import InputError
-from hmmlm.generate.automata import Automaton, from_steps
+from hmmlm.generate.automata import Automaton, alike, from_steps
 from hmmlm.generate.regexes import compile_regex
 
 BYTES = 256
@@ -301,20 +301,8 @@ def lift(letters: Automaton, spelling: Spelling) -> Automaton:
     table = np.zeros((len(rows), len(spelling.tokens)), np.int64)
     table[:, ids] = names[np.stack(rows)] if len(ids) else 0
     accepting = letters.accepting[[state for state, _ in waiting]]
-    return _grouped(table, accepting).reduced()
-
-
-def _grouped(table: np.ndarray, accepting: np.ndarray) -> Automaton:
-    """The automaton of a table (states, letters), equal columns found by a hash and compared."""
-    keys = np.random.default_rng(0).integers(1, 1 << 62, len(table), dtype=np.uint64) | np.uint64(1)
-    marks = np.zeros(table.shape[1], np.uint64)
-    for row, key in zip(table, keys, strict=True):
-        marks += (row.astype(np.uint64) + np.uint64(1)) * key
-    _, first, column = np.unique(marks, return_index=True, return_inverse=True)
-    column = column.ravel()
-    if not (table[:, first][:, column] == table).all():  # a collision: compare all
-        _, first, column = np.unique(table, axis=1, return_index=True, return_inverse=True)
-    return Automaton(column.ravel(), table[:, first], accepting)
+    first, column = alike(table.T)
+    return Automaton(column, table[:, first], accepting).reduced()
 
 
 def _written(spelling: Spelling) -> Automaton:
@@ -328,48 +316,39 @@ def _contains(phrase: str, whole: bool, ignore_case: bool) -> Constraint:
     fold = (lambda byte: ord(chr(byte).lower()) if byte < 128 else byte) if ignore_case else int
     goal = bytes(fold(byte) for byte in goal)
     # At an end that is no letter there is no longer word to be part of.
-    opens, closes = (whole and (phrase[n].isalnum() or phrase[n] in "_'") for n in (0, -1))
+    opens, closes = (whole and _is_of_word(phrase[n].encode()[0], False) for n in (0, -1))
 
     def step(state: Any, byte: int) -> Any:
         if state is True:
             return True
-        lead, after_word, is_whole, parts = state
+        after_word, parts = state
         begins = {0} if not (opens and after_word) else set()
         grown = frozenset(n + 1 for n in parts | begins if n < len(goal) and goal[n] == fold(byte))
-        lead, is_word = _beside(lead, byte, after_word)
-        # What was found is whole if no letter follows; of some characters later bytes tell.
-        is_whole = is_whole or len(goal) in parts
-        if is_whole and is_word is False:
+        is_word = _is_of_word(byte, after_word)
+        if (len(goal) in parts and not is_word) or (len(goal) in grown and not closes):
             return True
-        if len(goal) in grown and not closes:
-            return True
-        return lead, after_word if is_word is None else is_word, is_whole and is_word is None, grown
+        return is_word, grown
 
     how = ("" if whole else ", whole=False") + (", ignore_case=True" if ignore_case else "")
     return _leaf(
         f"contains({phrase!r}{how})",
-        (b"", False, False, frozenset()),
+        (False, frozenset()),
         step,
-        lambda state: state is True or len(goal) in state[3],
+        lambda state: state is True or len(goal) in state[1],
     )
 
 
-def _beside(lead: bytes, byte: int, before: bool) -> tuple[bytes, bool | None]:
-    """The bytes of a character of which the next one tells more, and whether it is of a word.
+def _is_of_word(byte: int, before: bool) -> bool:
+    """Whether a byte belongs to a character that a word may have, as its first byte tells.
 
-    None where that is not known yet. Not of a word are, beside those of ASCII: U+0080 to U+00BF,
-    the punctuation from U+2000 on, that from U+3000 on, and full-width signs before the digits.
+    Those are ASCII's letters, digits, _ and ', and all from U+00C0 on but U+2000 to U+3FFF (signs,
+    kana), and what comes after U+E000 (private, full-width, emoji).
     """
-    read = lead + bytes([byte])
     if byte < 128:
-        return b"", byte in WORD
-    if read in (b"\xe2", b"\xe3", b"\xef", b"\xef\xbc"):
-        return read, None
-    if read in (b"\xc2", b"\xe2\x80", b"\xe2\x81", b"\xe3\x80"):
-        return b"", False
-    if lead == b"\xef\xbc":
-        return b"", not (byte < 0x90 or 0x9A <= byte <= 0xA0)
-    return b"", before if not lead and byte < 0xC0 else True  # the rest of a character is as it was
+        return byte in WORD
+    if byte < 0xC0:
+        return before  # not the first one
+    return byte not in (0xC2, 0xE2, 0xE3) and byte < 0xEE
 
 
 def _leaf(
