@@ -8,6 +8,7 @@ from hmmlm import inference
 from hmmlm.data.spelling import Spelling
 from hmmlm.errors import InputError
 from hmmlm.generate import Guide, Lookahead, anything, contains, regex, tokens, words
+from hmmlm.generate.lookahead import Place, weigh_next
 from hmmlm.hmm import HMM
 from hmmlm.inference.streaming import next_state_log_probs
 
@@ -224,7 +225,8 @@ def check_guided(seeds: range) -> None:
 def test_without_strength_all_that_is_legal_is_equal():
     look = look_for(contains("rain"), without("sun"))
     factors = Guide([look], strength=0.0).log_factors([[]], [encode("the") * 6], [0])[0]
-    legal = look.legal_next(torch.tensor([look.automaton.run(encode("the") * 6)]), 3)[0]
+    place = Place(look, look.automaton.run(encode("the") * 6), 3)
+    legal = weigh_next(look.hmm.log_init[None], [place]).legal[0]
     assert torch.equal(factors == 0, legal) and bool(legal[TOKENIZER.id("sun")])
     assert torch.isneginf(factors[~legal]).all()
 

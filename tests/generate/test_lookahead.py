@@ -14,6 +14,7 @@ from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.errors import InputError
 from hmmlm.generate import Lookahead, anything, contains, ends_with, sample_met, tokens, words
 from hmmlm.generate.automata import Automaton
+from hmmlm.generate.lookahead import Place, weigh_next
 from hmmlm.hmm import HMM
 from hmmlm.inference.streaming import next_state_log_probs
 from models import SUPPORTS, TRANSITIONS, make_hmm
@@ -100,8 +101,26 @@ def test_against_all_texts(support, transitions, open_ended, weighted):
                 assert met == pytest.approx(truth.sum(), rel=1e-10, abs=1e-300)
                 assert following == pytest.approx(truth, rel=1e-10, abs=1e-300)
                 assert weighted or met <= 1 + 1e-12
-                legal = look.legal_next(place, left)[0].tolist()
+                legal = weigh_next(ahead, [Place(look, int(place), left)]).legal[0].tolist()
                 assert legal == can_follow(automaton, prefix, left, open_ended)
+
+
+def test_rows_of_several_constraints_at_once(monkeypatch):
+    hmm = make_hmm("ragged")
+    looks = [
+        Lookahead.build(hmm, draw_automaton(seed), eos_id=EOS, budget=BUDGET, log_weights=weights)
+        for seed, weights in ((3, None), (5, torch.randn(5).double()), (6, None))
+    ]
+    ahead = torch.randn(5, hmm.num_states, dtype=torch.float64).log_softmax(1)
+    at = [(0, 0, 3), (1, 1, 4), (2, 0, 1), (0, 1, 2), (1, 0, 2)]
+    places = [Place(looks[number], state, left) for number, state, left in at]
+    for cells in (1 << 24, 1):  # words that are weighed one by one, at once and each alone
+        monkeypatch.setattr("hmmlm.generate.lookahead.REDONE", cells)
+        found = weigh_next(ahead, places)
+        for row, place in enumerate(places):
+            alone = weigh_next(ahead[row : row + 1], [place])
+            for one, other in zip(found, alone, strict=True):
+                torch.testing.assert_close(one[row], other[0], rtol=1e-12, atol=0)
 
 
 def test_rows_of_several_states_at_once():
@@ -125,7 +144,8 @@ def test_kinds_of_words_together_or_one_by_one(share, monkeypatch):
     ahead, place = hmm.log_init[None], torch.tensor([0])
     truth = look.next_log_met(ahead, place, 4)
     monkeypatch.setattr("hmmlm.generate.lookahead.SHARE", share)
-    torch.testing.assert_close(look.next_log_met(ahead, place, 4), truth, rtol=1e-12, atol=0)
+    again = Lookahead.build(hmm, automaton, eos_id=EOS, budget=BUDGET)  # without plans
+    torch.testing.assert_close(again.next_log_met(ahead, place, 4), truth, rtol=1e-12, atol=0)
 
 
 def test_lengths_exclude_each_other():

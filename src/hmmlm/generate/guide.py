@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from hmmlm.errors import InputError
-from hmmlm.generate.lookahead import Lookahead
+from hmmlm.generate.lookahead import Lookahead, NextWords, Place, weigh_next
 from hmmlm.inference.chain import MISSING
 from hmmlm.inference.evidence import log_prob
 from hmmlm.inference.streaming import (
@@ -69,54 +69,47 @@ class Guide:
                 f"A row has constraint {unknown[0]:,} but the guide has {len(self.looks):,}, from "
                 f"0 on."
             )
+        rows, places = self._open(texts, which)
         ahead = next_state_log_probs(self._read(prompts, texts))
-        groups = []
-        for number, look in enumerate(self.looks):
-            for left, rows in self._open(texts, which, number).items():
-                where = [look.automaton.run(texts[row]) for row in rows]
-                groups.append((look, *torch.tensor([rows, where], device=ahead.device), left))
-        # One product for what all rows ask, and for what comes next at all.
-        asked = [look.questions(ahead[rows], where, left) for look, rows, where, left in groups]
-        sizes = [len(ahead), *map(len, asked)]
-        answers = self.looks[0].words.log_probs(torch.cat([ahead, *asked])).split(sizes)
-        words = answers[0]
-        out = torch.full_like(words, -torch.inf, dtype=torch.float64)
+        size = (len(ahead), self.hmm.vocab_size)
+        out = ahead.new_full(size, -torch.inf, dtype=torch.float64)
         out[:, self.eos_id] = 0.0
-        for (look, rows, where, left), answer in zip(groups, answers[1:], strict=True):
-            joint = look.next_log_met(ahead[rows], where, left, answer)
-            legal = look.legal_next(where, left)
-            out[rows] = self._weigh(joint, words[rows].double(), legal)
+        if rows:
+            chosen = torch.tensor(rows, device=ahead.device)
+            out[chosen] = self._weigh(weigh_next(ahead[chosen], places))
         return out
 
     def _open(
-        self, texts: Sequence[Sequence[int]], which: Sequence[int], number: int
-    ) -> dict[int, list[int]]:
-        """The rows of a constraint that have not ended, by the tokens that they have left."""
-        found: dict[int, list[int]] = {}
-        for row, (text, mine) in enumerate(zip(texts, which, strict=True)):
-            if mine == number and self.eos_id not in text:
-                if len(text) >= self.budget:
-                    raise InputError(
-                        f"A text has {len(text):,} tokens without <eos> but the guide was made for "
-                        f"{self.budget:,}; make it with the max_new_tokens of the generation."
-                    )
-                left = self.budget - len(text)
-                look = self.looks[number]
-                if not look.is_legal(look.automaton.run(text), left):
-                    raise InputError(
-                        f"The text of row {row:,} cannot meet its constraint any more: a token was "
-                        f"written that the guide had ruled out."
-                    )
-                found.setdefault(left, []).append(row)
-        return found
+        self, texts: Sequence[Sequence[int]], which: Sequence[int]
+    ) -> tuple[list[int], list[Place]]:
+        """The rows that have not ended, and where they stand."""
+        rows, places = [], []
+        for row, (text, number) in enumerate(zip(texts, which, strict=True)):
+            if self.eos_id in text:
+                continue
+            if len(text) >= self.budget:
+                raise InputError(
+                    f"A text has {len(text):,} tokens without <eos> but the guide was made for "
+                    f"{self.budget:,}; make it with the max_new_tokens of the generation."
+                )
+            look, left = self.looks[number], self.budget - len(text)
+            state = look.automaton.run(text)
+            if not look.is_legal(state, left):
+                raise InputError(
+                    f"The text of row {row:,} cannot meet its constraint any more: a token was "
+                    f"written that the guide had ruled out."
+                )
+            rows.append(row)
+            places.append(Place(look, state, left))
+        return rows, places
 
-    def _weigh(
-        self, joint: Tensor, words: Tensor, legal: Bool[Tensor, "N V"]
-    ) -> Float[Tensor, "N V"]:
+    def _weigh(self, found: NextWords) -> Float[Tensor, "N V"]:
         """log p(met | text, w) - log p(met | text) of what is legal, or zeros if that has none."""
+        joint, legal = found.log_met, found.legal
         if not self.strength:
             return torch.where(legal, 0.0, -torch.inf).to(joint)
-        factors = self.strength * (joint - words - torch.logsumexp(joint, 1, keepdim=True))
+        whole = torch.logsumexp(joint, 1, keepdim=True)
+        factors = self.strength * (joint - found.log_probs.double() - whole)
         factors = torch.where(
             legal, factors.nan_to_num(nan=-torch.inf, neginf=-torch.inf), -torch.inf
         )

@@ -1,5 +1,6 @@
 """How probable it is that a constraint is met before a text must end, exactly."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from hmmlm.products import full_products
 
 MOST_BYTES = 8 << 30
 KEPT = 8192
-PLANS = 256
+PLANS = 64
 REDONE = 1 << 24
 """Numbers that are held at once where sums are redone in log space."""
 
@@ -66,10 +67,27 @@ class Words:
 class _Plan(NamedTuple):
     """What words lead to from a state of the automaton: goals of many words, and words of few."""
 
-    goals: list[int]
-    masks: list[Bool[Tensor, " V"]]
+    goals: Int[Tensor, " G"]
+    which: Int[Tensor, " V"]  # of the goals, from 1 on; 0 where a word leads to none of them
+    far: Int[Tensor, " V"]  # tokens from each word's goal to an end, `<eos>` not counted
     words: Int[Tensor, " N"]
     their_goals: Int[Tensor, " N"]
+
+
+class Place(NamedTuple):
+    """Where a text stands: its constraint, the state of the automaton, and the tokens left."""
+
+    look: "Lookahead"
+    state: int
+    left: int
+
+
+class NextWords(NamedTuple):
+    """Of each word, in some texts: log p(it comes, and met), log p(it comes), may it come."""
+
+    log_met: Float[Tensor, "B V"]  # float64
+    log_probs: Float[Tensor, "B V"]
+    legal: Bool[Tensor, "B V"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,12 +160,6 @@ class Lookahead:
         """The same of one state."""
         return bool(self.automaton.distance[state] <= left - (not self.open_ended))
 
-    def legal_next(self, places: Int[Tensor, " B"], left: int) -> Bool[Tensor, "B V"]:
-        """Whether some text is met after each next token; for `<eos>`, whether it may come now."""
-        found = self.legal(left - 1)[self._next[places]][:, self._column]
-        found[:, self.eos_id] = self._end[places] > 0
-        return found
-
     @torch.no_grad()
     def log_met(
         self, log_states: Float[Tensor, "B Z"], places: Int[Tensor, " B"], left: int
@@ -157,84 +169,44 @@ class Lookahead:
         ahead, height = self._emit(self.tables[left - 1], self.scales[left - 1], left, places)
         return torch.logsumexp(log_states + ahead, 1).double() + height
 
-    @torch.no_grad()
     def next_log_met(
-        self,
-        log_states: Float[Tensor, "B Z"],
-        places: Int[Tensor, " B"],
-        left: int,
-        answers: Float[Tensor, "N V"] | None = None,
-    ) -> Float[Tensor, "B V"]:
-        """log p(the next token is w, and met | the same), float64; `<eos>` is one of them.
-
-        `answers` are those of `words.log_probs` to `questions`, if somebody asked them together
-        with others'.
-        """
-        if answers is None:
-            answers = self.words.log_probs(self.questions(log_states, places, left))
-        table, scale = self.tables[left - 1], self.scales[left - 1]
-        size = (len(places), self.hmm.vocab_size)
-        found = torch.full(size, -torch.inf, dtype=torch.float64, device=self.hmm.device)
-        asked = 0
-        for row, state in enumerate(places.tolist()):
-            plan = self._plan(state)
-            for goal, mask in zip(plan.goals, plan.masks, strict=True):
-                if not self.is_legal(goal, left - 1):
-                    continue
-                answer = answers[asked].double() + scale[goal]
-                found[row] = torch.where(mask, answer, found[row])
-                asked += 1
-            step = max(1, TILE // self.hmm.support.width)
-            for words, goals in zip(
-                plan.words.split(step), plan.their_goals.split(step), strict=True
-            ):
-                states = self.hmm.support.states_of(words).clamp(min=0)  # (N, K)
-                joint = log_states[row][states] + table[goals[:, None], states]
-                total = torch.logsumexp(joint + self.hmm.log_emit[words], 1)
-                found[row, words] = total.double() + scale[goals]
-        if self.log_weights is not None:
-            found += self.log_weights
-        ending = self._ending(log_states)
-        found[:, self.eos_id] = torch.where(self._end[places] > 0, ending, -torch.inf).double()
-        return found
-
-    def questions(
         self, log_states: Float[Tensor, "B Z"], places: Int[Tensor, " B"], left: int
-    ) -> Float[Tensor, "N Z"]:
-        """For each row and each state that many words lead to: log p(next hidden state, met)."""
-        self._check_left(left)
-        table = self.tables[left - 1]
-        asked = [
-            (row, goal)
-            for row, state in enumerate(places.tolist())
-            for goal in self._plan(state).goals
-            if self.is_legal(goal, left - 1)
+    ) -> Float[Tensor, "B V"]:
+        """log p(the next token is w, and met | the same), float64; `<eos>` is one of them."""
+        where = [Place(self, state, left) for state in places.tolist()]
+        step = max(1, REDONE // self.hmm.vocab_size)
+        found = [
+            weigh_next(log_states[first : first + step], where[first : first + step]).log_met
+            for first in range(0, len(where), step)
         ]
-        rows, goals = torch.tensor(asked, device=table.device).view(-1, 2).long().T
-        return log_states[rows] + table[goals]
+        return torch.cat(found)
 
     def _plan(self, state: int) -> _Plan:
         """Goals and words of a state; those of the last states are kept."""
         if state not in self._plans:
             if len(self._plans) >= PLANS:
                 self._plans.pop(next(iter(self._plans)))
-            goals, sizes = self.automaton.next[state], self._sizes
-            share = np.bincount(goals, sizes, self.automaton.num_states)[goals]
-            is_open = self.automaton.distance[goals] < NEVER
-            is_many = share * SHARE >= self.hmm.vocab_size
-            row = self._next[state][self._column]  # (V,)
-            many = np.unique(goals[is_many & is_open]).tolist()
-            few = torch.from_numpy(~is_many & is_open).to(row.device)[self._column].nonzero()[:, 0]
-            self._plans[state] = _Plan(many, [row == goal for goal in many], few, row[few])
+            self._plans[state] = self._make_plan(state)
         return self._plans[state]
 
-    def _ending(self, log_states: Tensor) -> Tensor:
-        """log p(`<eos>` | p(next hidden state)), with its weight."""
-        word = torch.tensor([self.eos_id], device=self.hmm.device)
-        states = self.hmm.support.states_of(word)[0]
-        joint = log_states[:, states.clamp(min=0)] + self.hmm.log_emit[self.eos_id]
-        weight = 0.0 if self.log_weights is None else self.log_weights[self.eos_id]
-        return torch.logsumexp(joint, 1) + weight
+    def _make_plan(self, state: int) -> _Plan:
+        """On the host but for what is of every word: two copies, two lookups."""
+        goals, device = self.automaton.next[state], self.hmm.device  # (C,)
+        share = np.bincount(goals, self._sizes, self.automaton.num_states)[goals]
+        far = self.automaton.distance[goals]
+        is_open, is_many = far < NEVER, share * SHARE >= self.hmm.vocab_size
+        many, kinds = np.unique(goals[is_many & is_open]), np.zeros(len(goals), np.int64)
+        kinds[is_many & is_open] = 1 + np.searchsorted(many, goals[is_many & is_open])
+        few = np.flatnonzero(~is_many & is_open)
+        words = [self._by_column[column] for column in few.tolist()]
+        found = np.concatenate([np.stack([kinds, far]).ravel(), many, *words])
+        theirs = np.repeat(goals[few], self._sizes[few])
+        found = torch.from_numpy(np.concatenate([found, theirs])).to(device)
+        sizes = [2 * len(goals), len(many), len(theirs), len(theirs)]
+        table, many, words, theirs = found.split(sizes)
+        which, far = table.view(2, -1)[:, self._column]
+        far[self.eos_id] = -1 if self.automaton.accepting[state] else NEVER
+        return _Plan(many, which.clone(), far, words, theirs)
 
     @full_products()
     def _emit(
@@ -338,6 +310,12 @@ class Lookahead:
         return np.bincount(self.automaton.column, minlength=self.automaton.num_columns)
 
     @cached_property
+    def _by_column(self) -> list[np.ndarray]:
+        """The words of each column."""
+        order = np.argsort(self.automaton.column, kind="stable")
+        return np.split(order, np.cumsum(self._sizes)[:-1])
+
+    @cached_property
     def _plans(self) -> dict[int, _Plan]:
         return {}
 
@@ -379,6 +357,81 @@ class Lookahead:
             raise InputError(
                 f"There are {left:,} tokens left but this looks at most {self.budget:,} ahead."
             )
+
+
+@torch.no_grad()
+def weigh_next(log_states: Float[Tensor, "B Z"], places: Sequence[Place]) -> NextWords:
+    """What may come next in texts of constraints that look ahead with one HMM and one `<eos>`.
+
+    Row n has p(next hidden state) of `log_states[n]` and stands at `places[n]`. One product of all
+    rows and goals with all words, O((B + G) V K) for G goals of many words, and sums over single
+    words, O(N K).
+    """
+    for place in places:
+        place.look._check_left(place.left)
+    look, size, device = places[0].look, len(places), log_states.device
+    plans = [place.look._plan(place.state) for place in places]
+    tables = [place.look.tables[place.left - 1] for place in places]
+    scales = [place.look.scales[place.left - 1] for place in places]
+    goals = [plan.goals for plan in plans]
+    counts = [len(some) for some in goals]
+    lefts = [place.left - 1 - (not place.look.open_ended) for place in places]
+    facts = np.stack([counts, np.cumsum([0, *counts[:-1]]), lefts])
+    count, before, left = torch.from_numpy(facts).to(device)
+    rows = torch.arange(size, device=device).repeat_interleave(count, output_size=sum(counts))
+    asked = torch.cat([log_states, log_states[rows] + _gather(tables, goals)])
+    words, answers = look.words.log_probs(asked).split([size, len(rows)])
+    none = words.new_full((1, words.shape[1]), -torch.inf, dtype=torch.float64)
+    answers = torch.cat([none, answers.double() + _gather(scales, goals)[:, None]])
+    which = torch.stack([plan.which for plan in plans])
+    found = answers.gather(0, torch.where(which > 0, which + before[:, None], 0))
+    _put_single(found, log_states, plans, tables, scales, look.hmm)
+    far = torch.stack([plan.far for plan in plans])
+    eos = look.eos_id
+    found[:, eos] = torch.where(far[:, eos] < 0, words[:, eos].double(), -torch.inf)
+    if any(place.look.log_weights is not None for place in places):
+        zeros = log_states.new_zeros(found.shape[1])
+        weights = (place.look.log_weights for place in places)
+        found += torch.stack([zeros if some is None else some for some in weights])
+    return NextWords(found, words, far <= left[:, None])
+
+
+def _put_single(
+    found: Float[Tensor, "B V"],
+    log_states: Float[Tensor, "B Z"],
+    plans: Sequence[_Plan],
+    tables: Sequence[Float[Tensor, "S Z"]],
+    scales: Sequence[Float[Tensor, " S"]],
+    hmm: HMM,
+) -> None:
+    """Writes what words that lead to a goal with few others have."""
+    step = max(1, REDONE // hmm.support.width)
+    pieces = [
+        (row, *both)
+        for row, plan in enumerate(plans)
+        for both in zip(plan.words.split(step), plan.their_goals.split(step), strict=True)
+    ]
+    while pieces:
+        sizes = np.cumsum([len(words) for _, words, _ in pieces])
+        number = max(1, int((sizes <= step).sum()))
+        some, pieces = pieces[:number], pieces[number:]
+        of, words, goals = zip(*some, strict=True)
+        rows = torch.from_numpy(np.repeat(of, [len(part) for part in words])).to(found.device)
+        ahead = _gather([tables[row] for row in of], goals)  # (N, Z)
+        height = _gather([scales[row] for row in of], goals)
+        words = torch.cat(words)
+        ahead += log_states[rows]
+        if not hmm.support.is_dense:
+            ahead = ahead.gather(1, hmm.support.states_of(words).clamp(min=0))
+        total = torch.logsumexp(ahead + hmm.log_emit[words], 1)
+        found[rows, words] = total.double() + height
+
+
+def _gather(tables: Sequence[Tensor], rows: Sequence[Int[Tensor, " N"]]) -> Tensor:
+    """The rows of each table, one after the other."""
+    if all(table is tables[0] for table in tables):
+        return tables[0][torch.cat(list(rows))]
+    return torch.cat([table[some] for table, some in zip(tables, rows, strict=True)])
 
 
 def _check(
