@@ -39,6 +39,16 @@ def test_a_belief_from_dropped_states_enters_in_tiles() -> None:
     assert held_megabytes("counts", hmm, tokens, belief=belief) < 32
 
 
+def test_beliefs_of_many_streams_do_not_stream_the_table(monkeypatch) -> None:
+    """Between two words lie 128 x 128 cells for each of 100 rows, in the table 16 million."""
+    hmm, tokens = many_states(4096, 128), torch.randint(0, 64, (100, 4))
+    whole = inference.log_prob(hmm, tokens)
+    belief = inference.log_prob(hmm, tokens[:, :2]).belief
+    monkeypatch.setattr("hmmlm.transitions.Factored.rows", None)  # what would be streamed
+    after = inference.log_prob(hmm, tokens[:, 2:], belief=belief)
+    torch.testing.assert_close(after.token_log_probs, whole.token_log_probs[:, 2:])
+
+
 def test_tiles_of_many_missing_tokens_are_not_kept() -> None:
     """Each of 20 wide steps makes tiles of 16 MiB."""
     assert held_megabytes("counts", many_states(2048, 4), torch.full((8, 20), -1)) < 40

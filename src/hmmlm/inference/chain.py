@@ -21,6 +21,9 @@ MISSING = -1
 FEW = 1 << 23
 """Cells of the tiles between the states of words and all states that are made at once."""
 
+ENTERED = 1 << 26
+"""Cells of the tiles between the states of a carried belief and those of the first words."""
+
 
 class Chain:
     """A batch of token rows over one HMM.
@@ -232,7 +235,9 @@ class Chain:
         fresh = self.restart[:, :1]
         message = torch.where(fresh, -torch.inf, message)
         destinations = self.states(0)
-        if destinations is not None and sources.numel() * destinations.shape[1] <= TILE:
+        table = self.hmm.transitions.num_sources * self.hmm.num_states
+        most = max(TILE, min(ENTERED, table))  # beyond that the table is streamed as a whole
+        if destinations is not None and sources.numel() * destinations.shape[1] <= most:
             return message, self.tiles(sources, destinations)
         return message, Wide(entry_table(self.hmm, self.table), sources, destinations)
 
