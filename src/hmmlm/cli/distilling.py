@@ -11,13 +11,16 @@ import typer
 from hmmlm.cli.building import digest, make_support
 from hmmlm.cli.fitting import fit
 from hmmlm.cli.output import Device, Json, number, pick_device, print_json, progress_bar, say
-from hmmlm.cli.sampling import gap, sample_corpus
+from hmmlm.cli.sampling import Prompts, Type, gap, sample_corpus
 from hmmlm.cli.texts import check_places, open_corpus
 from hmmlm.errors import InputError, counted
 from hmmlm.storage import refuse_existing
 
 TAUGHT = 10_000_000
 """Of text that a large language model wrote, tokens that get a state at most."""
+
+TOGETHER = {"cpu": 256, "cuda": 2048}
+"""Texts that it writes side by side."""
 
 
 def distill(
@@ -37,6 +40,8 @@ def distill(
     gguf_file: Annotated[
         str | None, typer.Option(help="Of --llm: a GGUF file in its folder.", metavar="NAME")
     ] = None,
+    prompts: Prompts = None,
+    dtype: Type = "float32",
     set: Annotated[
         list[str] | None,
         typer.Option(help="A setting, such as distill.tokens=5000000.", metavar="K=V"),
@@ -76,10 +81,13 @@ def distill(
     if corpus.exists():
         say(f"text of {corpus}, drawn before")
     else:
+        size = TOGETHER[pick_device(device).partition(":")[0]]
         sample_corpus(
-            llm, corpus, tokens, length=length, gguf_file=gguf_file, device=device, batch_size=256
-        )
+            llm, corpus, tokens, length=length, batch_size=size, prompts=prompts,
+            gguf_file=gguf_file, dtype=dtype, device=device,
+        )  # fmt: skip
     taught = {"teacher": llm, "tokens": min(TAUGHT, tokens), "gguf_file": gguf_file or ""}
+    taught |= {"dtype": dtype}
     tables = {
         "data": {"corpus": str(corpus), "length": length, "batch_size": 200},
         "model": {"kind": "lowrank", "states": states, "blocks": 0},

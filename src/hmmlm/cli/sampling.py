@@ -29,6 +29,22 @@ HELD_OUT = 20
 """Unless told otherwise, for validation and for testing one token each in so many."""
 
 
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        help="A text file: texts begin with its lines, in turn; \\n in one is a new line."
+    ),
+]
+Type = Annotated[
+    str,
+    typer.Option(
+        help="Of the teacher: float32, bfloat16 or float16.",
+        parser=one_of("float32", "bfloat16", "float16"),
+        metavar="TYPE",
+    ),
+]
+
+
 def sample_corpus(
     teacher: Annotated[
         str, typer.Argument(help="A causal language model: a folder, or a name on the hub.")
@@ -46,20 +62,11 @@ def sample_corpus(
     temperature: Annotated[
         float, typer.Option(help="Divides the logits.", parser=positive, metavar="X")
     ] = 1.0,
-    prompts: Annotated[
-        Path | None, typer.Option(help="A text file; texts begin with its lines, in turn.")
-    ] = None,
+    prompts: Prompts = None,
     gguf_file: Annotated[
         str | None, typer.Option(help="A GGUF file in the teacher's folder.", metavar="NAME")
     ] = None,
-    dtype: Annotated[
-        str,
-        typer.Option(
-            help="float32, bfloat16 or float16.",
-            parser=one_of("float32", "bfloat16", "float16"),
-            metavar="TYPE",
-        ),
-    ] = "float32",
+    dtype: Type = "float32",
     seed: Annotated[int, number("--seed", "Another one gives other texts.", 0)] = 0,
     device: Device = "auto",
     json: Json = False,
@@ -77,6 +84,7 @@ def sample_corpus(
 
     refuse_existing(out)
     lines = [] if prompts is None else list(read_lines(prompts, empty_lines="skip"))
+    lines = [line.replace("\\n", "\n") for line in lines]
     settings = SampleSettings(
         tokens=tokens,
         valid=-(-tokens // HELD_OUT) if valid is None else valid,

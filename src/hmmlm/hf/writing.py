@@ -1,5 +1,6 @@
 """A causal language model of Hugging Face's that writes what an HMM guides it to."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,29 +38,60 @@ class Writer:
 
         The temperature is that of the guided distribution; at 0 each token is the best one.
         """
-        look = self.hmm.look_ahead(constraint, length=length)
-        guide = Guide([look], strength=strength)
-        tokenizer, model = self.hmm.tokenizer, self.llm.model
-        ids = tokenizer.encode(prompt)
-        start = [self.llm.first_id, *ids]  # as its texts were drawn; the HMM reads what follows
-        drawn = {"do_sample": True, "temperature": temperature} if temperature else {}
+        guide = Guide([self.hmm.look_ahead(constraint, length=length)], strength=strength)
+        ids = self.hmm.tokenizer.encode(prompt)
+        rows = self.go_on([ids], guide, count=count, temperature=temperature, seed=seed)
+        return [self.hmm.tokenizer.decode([*ids, *row]) for row in rows]
+
+    @torch.no_grad()
+    def go_on(
+        self,
+        prompts: Sequence[Sequence[int]],
+        guide: Guide | None,
+        *,
+        length: int | None = None,
+        count: int = 1,
+        temperature: float = 1.0,
+        seed: int | None = None,
+    ) -> list[list[int]]:
+        """New tokens after each of some prompts, `count` times, without what ends them.
+
+        The guide has one constraint for each prompt, or one for all; its budget is the `length`.
+        Without a guide a text that has not ended by then is cut.
+        """
+        if guide is None and length is None:
+            raise InputError("Without a guide length must be given.")
+        most = length if guide is None else guide.budget
+        model, first, end = self.llm.model, self.llm.first_id, self.hmm.tokenizer.eos_id
+        # As its texts were drawn: after its first token, which also pads; the HMM reads the rest.
+        width = 1 + max(len(ids) for ids in prompts)
+        start = torch.full((len(prompts), width), first)
+        seen = torch.ones_like(start)
+        for row, ids in enumerate(prompts):
+            start[row, width - len(ids) :] = torch.tensor(list(ids), dtype=start.dtype)
+            seen[row, : width - len(ids) - 1] = 0
+        processors = [] if guide is None else [GuidedLogits(guide, pad_id=first)]
+        drawn = {"do_sample": True, "temperature": temperature, "num_return_sequences": count}
+        if not temperature:  # all are the same
+            start, seen = (part.repeat_interleave(count, 0) for part in (start, seen))
+            drawn = {"do_sample": False}
         devices = [model.device] if model.device.type == "cuda" else []
-        with torch.no_grad(), torch.random.fork_rng(devices, enabled=seed is not None):
+        with torch.random.fork_rng(devices, enabled=seed is not None):
             if seed is not None:
                 torch.manual_seed(seed)
             out = model.generate(
-                input_ids=torch.tensor([start] * count, device=model.device),
-                attention_mask=torch.ones(count, len(start), dtype=torch.long).to(model.device),
-                logits_processor=[GuidedLogits(guide, pad_id=self.llm.first_id)],
-                max_new_tokens=length,
-                eos_token_id=tokenizer.eos_id,
-                pad_token_id=tokenizer.eos_id,
+                input_ids=start.to(model.device),
+                attention_mask=seen.to(model.device),
+                logits_processor=processors,
+                max_new_tokens=most,
+                eos_token_id=end,
+                pad_token_id=end,
                 top_k=0,
                 top_p=1.0,
-                **({"do_sample": False} | drawn),
+                **drawn,
             )
-        rows = out[:, len(start) :].tolist()
-        return [tokenizer.decode([*ids, *row[: row.index(tokenizer.eos_id)]]) for row in rows]
+        rows = out[:, width:].tolist()
+        return [row[: row.index(end)] if end in row else row for row in rows]
 
 
 def check_same(llm: Tokenizer, hmm: Tokenizer) -> None:
