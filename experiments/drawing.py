@@ -6,6 +6,7 @@ from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 
 from hmmlm.explore.curves import COLOURS, FAINT, GREY
 
@@ -30,16 +31,19 @@ def save_curves(
         colour, dashes = (GREY, "--") if is_paper else (next(own), "-")
         ends = [_ends(value) for value in points.values()]
         places, values = list(points), [end[0] for end in ends]
-        mark = "s" if name == "the paper, factored" else "o"
+        mark = "s" if name.startswith("the paper, factored") else "o"
         axes.plot(places, values, color=colour, linestyle=dashes, marker=mark, ms=4, label=name)
         if any(low < high for _, low, high in ends):
             beside = [[value - low, high - value] for value, low, high in ends]
             down, above = zip(*beside, strict=True)
             axes.errorbar(places, values, [down, above], fmt="none", ecolor=colour, capsize=3)
         for place, (value, low, high) in zip(places, ends, strict=True):
-            near = {"xytext": (0, -14 if is_paper else 7), "textcoords": "offset points"}
             told, at = (f"{value:.0f}", low) if is_paper else (f"{value:.1f}", high)
-            axes.annotate(told, (place, at), fontsize=8, color=colour, ha="center", **near)
+            near = (-5, -12, "right") if is_paper else (3, 6, "left")  # on either side of a point
+            axes.annotate(
+                told, (place, at), near[:2], textcoords="offset points", fontsize=8, color=colour,
+                ha=near[2], path_effects=[withStroke(linewidth=2.5, foreground="white")],
+            )  # fmt: skip
     places = sorted({place for points in curves.values() for place in points})
     names = ticks or {place: f"{place:,}" for place in places}
     axes.set_xscale("log", base=base)

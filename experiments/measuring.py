@@ -14,7 +14,7 @@ import torch
 from experiments.rows import BOTH
 from hmmlm.baselines.kneser_ney import KneserNey
 from hmmlm.data.shards import Corpus
-from hmmlm.evaluate import evaluate
+from hmmlm.evaluate import Evaluation, evaluate
 from hmmlm.explore.curves import read_metrics
 from hmmlm.lm import LanguageModel
 from hmmlm.model import Model
@@ -28,7 +28,7 @@ ROWS, LENGTH = 16, 32
 
 BATCHES = 24
 ORDER = 5
-HEAD = 1_000_000
+FIRST = 1_000_000
 """Tokens of a text of windows that are read to say how well training text is known."""
 
 
@@ -106,30 +106,28 @@ def _perplexities(
     modes: Sequence[str],
     bytes_of: Mapping[str, int],
 ) -> dict[str, Any]:
-    def perplexity(text: Any, mode: str) -> float:
+    def read(text: Any, mode: str) -> Evaluation:
         eos = corpus.tokenizer.eos_id
-        return evaluate(
-            lm, text, mode=mode, eos_id=eos, device=device, progress=watch
-        ).perplexity  # fmt: skip
+        return evaluate(lm, text, mode=mode, eos_id=eos, device=device, progress=watch)
 
-    found = {}
+    found, counts = {}, set()
     for mode in modes:
-        found[mode] = {
-            "val": perplexity(corpus.split("valid"), mode),
-            "test": perplexity(corpus.split("test"), mode),
-        }
+        val, test = (read(corpus.split(name), mode) for name in ("valid", "test"))
+        counts.add((val.tokens, test.tokens))
+        found[mode] = {"val": val.perplexity, "test": test.perplexity}
         if "test" in bytes_of:
-            bits = math.log2(found[mode]["test"]) * len(corpus.split("test"))
+            bits = math.log2(test.perplexity) * test.tokens
             found[mode]["bits_per_byte"] = bits / bytes_of["test"]
+    ((tokens_val, tokens_test),) = counts  # each mode scores every token once
     train, mode = corpus.split("train"), "sentence"
     if mode not in modes:
-        train, mode = train.head(min(HEAD, len(train))), modes[0]
+        train, mode = train.head(min(FIRST, len(train))), modes[0]
     return {
         "modes": found,
-        "train": perplexity(train, mode),
+        "train": read(train, mode).perplexity,
         "train_mode": mode if mode == "sentence" else f"{mode} of {len(train):,} tokens",
-        "tokens_val": len(corpus.split("valid")),
-        "tokens_test": len(corpus.split("test")),
+        "tokens_val": tokens_val,
+        "tokens_test": tokens_test,
         "ms_eval_batch": _ms_of_batch(lm, corpus.split("valid"), device),
     }
 

@@ -19,9 +19,18 @@ TIMES = ("ms_train_step", "ms_eval_batch")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
+    """All lines of a file that are not blank; none where there is no file."""
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    found = []
+    for number, text in enumerate(path.read_text().splitlines(), 1):
+        try:
+            line = json.loads(text) if text.strip() else None
+        except ValueError:
+            raise SystemExit(f"{path}:{number} is not whole; delete or mend that line.") from None
+        if line is not None:
+            found.append(line)
+    return found
 
 
 def add_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
@@ -29,9 +38,10 @@ def add_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
     text = "".join(json.dumps(line) + "\n" for line in lines)
     if text:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a") as file:
+        with path.open("a+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            file.write(text)
+            is_cut = path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+            file.write("\n" * is_cut + text)
 
 
 def make_lines(
@@ -93,7 +103,8 @@ def with_times(
         is_same = taken is not None and taken["device"] == line["device"]
         alone = {key: taken[key] for key in TIMES} if is_same else {}
         is_alone = is_same or config["workers"] == 1
-        made.append({**line, **alone, "config": {**config, "is_timed_alone": is_alone}})
+        timed = {"is_timed_alone": is_alone, "timed_at": taken["commit"] if is_same else None}
+        made.append({**line, **alone, "config": {**config, **timed}})
     return made
 
 

@@ -95,6 +95,7 @@ class Row:
     paper_val: float | None = None
     paper_test: float | None = None
     paper_train: float | None = None
+    paper_ms: float | None = None
     text: str = ""
 
     def __post_init__(self) -> None:

@@ -161,7 +161,8 @@ class Runner:
         command = [sys.executable, "-m", "hmmlm", "prepare", str(text), f"--out={folder}"]
         command += [f"--empty-lines={empty}"] if empty else []
         command += [f"--tokenizer={self.given.data / tokenizer}"] if tokenizer else []
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
+            raise SystemExit(f"{text} could not be prepared, as said above.")
         return folder
 
     def bytes_of(self, row: Row) -> dict[str, int]:
@@ -400,6 +401,8 @@ def main(
         for path, is_wrong in ((kept, given.smoke), (other, True)):
             if is_wrong and given.out.resolve() == path.resolve():
                 raise SystemExit(f"Such lines are not those of {path}: give another --out")
+        if given.epochs is not None and given.out.resolve() == kept.resolve():
+            raise SystemExit(f"{kept} is of the rows as they are; with --epochs give another --out")
         (given.work / "runs").mkdir(parents=True, exist_ok=True)
         runner = Runner(given, stop)
         if given.time:
@@ -407,6 +410,10 @@ def main(
         else:
             add_lines(given.out, take_over(read_lines(given.out), chosen))
             jobs = make_jobs(chosen, read_lines(given.out), given.work)
+            there = len(chosen) - sum(len(job.wanted) for job in jobs)
+            if there:
+                told = f"{there} of {len(chosen)} rows have their lines in {given.out}; to run them"
+                print(f"{told} again give another --out", file=sys.stderr)
         _check_clusters(jobs, given)
         for job in jobs:
             runner.corpus(job.row)
@@ -489,6 +496,9 @@ def _choose(
     every = [
         (experiment, row) for experiment, row in every if not given.row or row.name in given.row
     ]
+    texts = list(dict.fromkeys(row.dataset for _, row in every))
+    if given.dataset not in (None, *texts):
+        raise SystemExit(f"There is no such row of {given.dataset}; there are: {', '.join(texts)}")
     every = [pair for pair in every if given.dataset in (None, pair[1].dataset)]
     if given.smoke:
         every = [(experiment, row.shrink()) for experiment, row in every]

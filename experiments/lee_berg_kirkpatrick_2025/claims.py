@@ -19,7 +19,7 @@ from experiments.lee_berg_kirkpatrick_2025 import (
 )
 from experiments.lee_berg_kirkpatrick_2025.baum_welch import RATES as WEIGHTS
 from experiments.lee_berg_kirkpatrick_2025.recipes import decoder
-from experiments.verdicts import Missing, Verdict, judge_each
+from experiments.verdicts import Claim, Missing, Verdict, judge_each
 
 Line = Mapping[str, Any]
 B, CHIU_RUSH = "Ablation B (split H)", "Chiu and Rush"
@@ -77,7 +77,7 @@ Check = Callable[[Found], tuple[bool, str]]
 
 
 def judge(lines: Iterable[Line]) -> list[Verdict]:
-    return judge_each(Found(lines), CLAIMS)
+    return judge_each(Found(lines), (Claim(*one) for one in CLAIMS))
 
 
 def _less(table: str, low: str, high: str, within: float | None = None) -> Check:

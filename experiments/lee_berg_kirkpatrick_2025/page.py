@@ -41,7 +41,18 @@ def section(lines: Sequence[Line], pictures: Mapping[str, str]) -> str:
     verdicts = [
         f"| {made.claim} | {made.word} | {made.numbers} |" for made in judge(lines)
     ]  # fmt: skip
-    parts = [HEAD, "\n".join(["## The paper's claims", "| | | |", "|---|---|---|", *verdicts, ""])]
+    parts = [
+        HEAD,
+        "\n".join(
+            [
+                "## The paper's claims",
+                "| claim | verdict | numbers |",
+                "|---|---|---|",
+                *verdicts,
+                "",
+            ]
+        ),
+    ]
     found = Found(lines, is_whole=False)
     for experiment, module in tables().items():
         table = _rates if module is rates else _table

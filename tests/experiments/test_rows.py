@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from experiments.chiu_rush_2020 import figure3, table1, table2, table3, table4, tables
-from experiments.chiu_rush_2020.claims import judge
 from experiments.measuring import ms_of_step
 from experiments.report import main as report
 from experiments.report import page
@@ -14,13 +13,12 @@ from experiments.results import (
     KEYS,
     add_lines,
     is_done,
-    make_lines,
     make_times,
     read_lines,
     take_over,
     with_times,
 )
-from experiments.rows import BOTH, KNESER_NEY, Row
+from experiments.rows import KNESER_NEY, Row
 from experiments.runner import cluster_file, main, make_jobs, make_timings
 
 from hmmlm.baselines.kinds import NEURAL
@@ -29,24 +27,9 @@ from hmmlm.train.config import make_config, validation_mode
 from hmmlm.train.estimate import count_parameters
 from hmmlm.train.loop import Progress
 from hmmlm.train.tables import override
+from result_lines import lines_of, row_of
 
 EVERY = [(name, row) for name, module in tables().items() for row in module.ROWS]
-DIGITS = {"ptb": (73_760, 82_430), "wikitext-2": (217_646, 245_569)}
-
-
-def row_of(module, name: str, dataset: str = "ptb") -> Row:
-    (found,) = (row for row in module.ROWS if (row.name, row.dataset) == (name, dataset))
-    return found
-
-
-def lines_of(module, row: Row, val: float = 100.0, **facts) -> list[dict]:
-    """The lines of a row as if it had run."""
-    tokens = dict(zip(("tokens_val", "tokens_test"), DIGITS[row.dataset], strict=True))
-    measured = {"parameters": 7, "train": 80.0, "ms_train_step": 2.0, "ms_eval_batch": 1.0}
-    measured |= {"tokens_trained": 9, "epochs": row.epochs, "device": "NVIDIA H200", **tokens}
-    measured |= {"modes": {mode: {"val": val, "test": val - 9} for mode in BOTH}, **facts}
-    notes = {"measured": measured, "peak_bytes": 5, "seconds": 20.04, "workers": 3}
-    return make_lines([(module.EXPERIMENT, row)], notes, "abc")
 
 
 def test_times_of_a_training_alone() -> None:
@@ -93,8 +76,17 @@ def test_numbers_of_the_paper() -> None:
         row = row_of(table1, "VL-HMM 2^15 (faithful)", dataset)
         config = make_config(override({}, row.changes))
         assert count_parameters(config, words) == number - 257
-    printed = {row.name: (row.paper_train, row.paper_val) for row in table2.ROWS}
-    assert printed["- neural param"] == (119, 169) and printed["- state dropout"] == (88, 157)
+    printed = {row.name: (row.paper_train, row.paper_val, row.paper_ms) for row in table4.ROWS}
+    assert printed["independent, M = 128"] == (115, 134, 40)
+    assert printed["- neural param"] == (119, 169, 14)
+    assert printed["- state dropout"] == (88, 157, 100)
+    assert printed["+ block emb, M = 128"] == (122, 136, 48)
+    assert [(row.paper_val, row.paper_test) for row in table1.ROWS] == [
+        (125.0, 116.0), (125.0, 116.0), (284.6, None), (142.3, None), (None, 141.2), (159.9, 152.0),
+        (93.6, 88.8), (60.0, 57.3),
+        (166.6, 158.2), (166.6, 158.2), (None, None), (None, None), (248.7, 234.3), (210.9, 195.0),
+        (124.5, 117.5), (68.6, 65.8),
+    ]  # fmt: skip
     assert [row.paper_val for row in table3.ROWS if row.paper_val] == [
         137, 138, 134, 136, 180, 182, 194, 150, 142, 146, 136,
     ]  # fmt: skip
@@ -130,6 +122,16 @@ def test_a_line_for_each_mode(tmp_path: Path) -> None:
     assert not is_done(lines, figure3.EXPERIMENT, row)
 
 
+def test_a_file_that_was_cut(tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    file.write_text('{"a": 1}\n\n{"a": 2}')
+    add_lines(file, [{"a": 3}])
+    assert read_lines(file) == [{"a": 1}, {"a": 2}, {"a": 3}]
+    file.write_text('{"a": 1}\n{"a"')
+    with pytest.raises(SystemExit, match=r"lines:2 is not whole; delete or mend that line"):
+        read_lines(file)
+
+
 def test_notes_outlive_the_process_but_not_the_run(tmp_path: Path) -> None:
     wanted = [(figure3.EXPERIMENT, figure3.ROWS[0])]
     (job,) = make_jobs(wanted, [], tmp_path)
@@ -162,9 +164,13 @@ def test_files_of_clusters(tmp_path: Path, capsys) -> None:
             "not those of",
         ),
         (["--smoke", "--time", "--out=experiments/results/chiu_rush_2020.jsonl"], "not those of"),
+        (["--smoke", "--dataset=wikitext2"], "no such row of wikitext2; there are: ptb"),
+        (["--data=DIR", "--work=WORK", "--epochs=1", "--commit=x"], "with --epochs give another"),
+        (["--data=WORK", "--work=WORK/w", "--out=WORK/x", "--commit=x"], "could not be prepared"),
     ],
 )
 def test_what_is_refused(words: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "ptb").mkdir()  # with nothing in it
     words = [word.replace("WORK", str(tmp_path)) for word in words]
     with pytest.raises(SystemExit, match=message):
         main({figure3.EXPERIMENT: figure3.ROWS}, "", words)
@@ -202,26 +208,11 @@ def test_the_time_of_a_step_is_the_median_of_the_steady_part() -> None:
     assert ms_of_step(steps[:1]) is None
 
 
-def test_claims_are_computed() -> None:
-    def verdict(lines: list[dict], begins: str):
-        (found,) = (one for one in judge(lines) if one.claim.startswith(begins))
-        return found.word, found.numbers
-
-    assert all(one.word == "not run yet" and not one.numbers for one in judge([]))
-    packed, bar = row_of(table1, "VL-HMM 2^15 (packed)"), "VL-HMM 2^15 (packed) on ptb"
-    good = lines_of(table1, packed, 124.0)
-    assert verdict(good, bar) == ("holds", "124.0 / 115.0, sentence")
-    assert verdict(lines_of(table1, packed, 125.1), bar)[0] == "does not"
-    assert verdict(lines_of(table1, packed, 124.0, tokens_val=5), bar) == (
-        "does not",
-        "124.0 / 115.0, sentence, of 5 / 82,430 tokens",
-    )
-    assert verdict(good, "The whole PTB training")[0] == "holds"
-    sizes = [line for n, row in enumerate(figure3.ROWS) for line in lines_of(figure3, row, 99 - n)]
-    assert verdict(sizes, "More states")[0] == "holds"
-    assert verdict(sizes, "Gains per doubling")[0] == "does not"  # one less each time
-    again = [*sizes, *lines_of(figure3, figure3.ROWS[0], 50.0)]
-    assert verdict(again, "More states")[0] == "does not"  # the newest line counts
+def test_the_page_is_that_of_the_lines(tmp_path: Path) -> None:
+    """What is committed has not been edited by hand, nor left behind."""
+    assert report(["--out", str(tmp_path / "results.md")]) == 0
+    docs = Path(__file__).parents[2] / "docs"
+    assert (docs / "results.md").read_text() == (tmp_path / "results.md").read_text()
 
 
 def test_a_page_without_lines_has_no_number_of_ours(tmp_path: Path) -> None:
@@ -236,6 +227,7 @@ def test_a_page_with_figures(tmp_path: Path) -> None:
     lines += [line for row in table4.ROWS for line in lines_of(table4, row, 140.5)]
     add_lines(tmp_path / "lines.jsonl", lines)
     words = ["--lines", str(tmp_path / "lines.jsonl"), "--out", str(tmp_path / "docs/page.md")]
+    words += ["--times", str(tmp_path / "none")]
     assert report(words) == 0
     text = (tmp_path / "docs/page.md").read_text()
     assert "| 2^10 states | ptb | 7 |  | **150.2** | 150.2 |" in text

@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 from experiments.lee_berg_kirkpatrick_2025 import tables
 
+from hmmlm.data.shards import Corpus
+from hmmlm.evaluate import evaluate
+from hmmlm.neural_model import load_model
+
 ROOT = Path(__file__).parent.parent.parent
 TABLES = {"table1": 16, "figure3": 7, "table2": 3, "table3": 14, "table4": 10, "appendix_a2": 7}
 TABLES["awd_lstm"] = 3
@@ -61,6 +65,23 @@ def test_tables_of_chiu_and_rush(table: str, work: Path) -> None:
         assert 10 < line["val"] < 600 and 10 < line["test"] < 600 and 1 < line["train"] < 600
         assert (line["tokens_val"], line["tokens_test"]) == (2802, 5527)
         assert line["ms_eval_batch"] > 0 and line["parameters"] > 1000
+
+
+def test_numbers_are_those_of_the_models(work: Path) -> None:
+    """Of one that is there: its perplexities are read again, each of its own text."""
+    run("chiu_rush_2020.table2", "--smoke", "--work", str(work), "--row", "VL-HMM 2^14")
+    lines = [line for line in read(work / "results.jsonl") if line["row"] == "VL-HMM 2^14"]
+    assert len(lines) == 2
+    for line in lines:
+        lm = load_model(work / "runs" / line["config"]["run"], device="cpu").lm
+        corpus = Corpus.open(work / "built-in.corpus")
+        for key, split, mode in (
+            ("val", "valid", line["mode"]),
+            ("test", "test", line["mode"]),
+            ("train", "train", "sentence"),
+        ):
+            found = evaluate(lm, corpus.split(split), mode=mode, eos_id=corpus.tokenizer.eos_id)
+            assert found.perplexity == pytest.approx(line[key], rel=1e-6)
 
 
 @pytest.fixture(scope="module")
