@@ -78,7 +78,7 @@ def test_the_whole_way(teacher, call) -> None:
 
 
 def test_prompts_and_held_out_text(teacher, call) -> None:
-    Path("prompts.txt").write_text("the red\n\na\n")
+    Path("prompts.txt").write_text("the\\nred\n\na\n")  # a new line within, which is a space here
     answer = call(*DRAW, "--out=new", "--test=0", "--prompts=prompts.txt", "--temperature=0.7")
     assert answer.status == 0, answer.err
     corpus = Corpus.open("new")
@@ -92,8 +92,13 @@ SMALL = ["--set=distill.points=100", "--set=data.batch_size=4", "--set=model.wid
 
 
 def test_from_a_language_model_to_its_guide_in_one_command(teacher, call) -> None:
-    answer = call(*LEARN, "--out=guide", *SMALL, "--json")
+    Path("prompts.txt").write_text("the red\n")
+    more = ["--prompts=prompts.txt", "--dtype=bfloat16"]
+    answer = call(*LEARN, "--out=guide", *SMALL, *more, "--json")
     assert answer.status == 0, answer.err
+    drawn = Corpus.open("guide.corpus")
+    lines = drawn.tokenizer.decode(drawn.split("train")[0:200]).splitlines()
+    assert all(line.startswith("the red") for line in lines)
     said = json.loads(answer.out.splitlines()[-1])
     assert said["texts"] > 1 and said["whole"]["tokens"] > 10
     assert "nats per token" in answer.out and "by frequency" in answer.out

@@ -132,6 +132,21 @@ def test_a_corpus_of_text_that_was_drawn(teacher, folder, tmp_path) -> None:
     assert about["teacher"] == teacher.name and about["settings"]["length"] == 12
 
 
+def test_what_a_prompt_has_before_an_end_is_read_but_not_written(teacher, tmp_path) -> None:
+    sample_corpus(tmp_path / "new", teacher, SampleSettings(**SMALL), prompts=["a c </s> b a"])
+    corpus, prompt = Corpus.open(tmp_path / "new"), teacher.tokenizer.encode("a c </s> b a")
+    assert prompt[2] == 2
+    ids, log_probs = corpus.split("test")[0:], read_log_probs(corpus, "test")
+    ends = np.flatnonzero(ids == 2) + 1
+    texts, scores = (np.split(some, ends)[:-1] for some in (ids, log_probs))
+    assert len(texts) > 3
+    for text, mine in zip(texts, scores, strict=True):
+        assert text[:2].tolist() == prompt[3:] and np.isnan(mine[:2]).all() and len(text) <= 10
+        drawn = ~np.isnan(mine)
+        truth = full_pass(teacher, [*prompt[:3], *text.tolist()])[3:].numpy()
+        np.testing.assert_allclose(mine[drawn], truth[drawn], atol=1e-4)
+
+
 def test_another_seed_is_another_text_and_the_same_one_the_same(teacher, tmp_path) -> None:
     for name, seed in (("one", 0), ("same", 0), ("other", 1)):
         sample_corpus(tmp_path / name, teacher, SampleSettings(**SMALL, seed=seed))
@@ -295,7 +310,6 @@ def test_numbers_that_are_none_are_told(folder) -> None:
         ({"temperature": float("nan")}, [], "temperature is nan but must be above 0"),
         ({"length": 65}, [], "length is 65 but the teacher .* reads at most 64 tokens; draw"),
         ({}, ["a", "a " * 12], "Prompt 2 has 12 tokens but a text only 12; make the prompt"),
-        ({}, ["a </s> b"], "Prompt 1 has a token that ends a text; take it out of the prompt"),
     ],
 )
 def test_what_is_refused(teacher, tmp_path, how, prompts, message) -> None:

@@ -97,7 +97,8 @@ def sample_corpus(
     """Draws texts into a new corpus with the teacher's tokenizer, and returns what is in it.
 
     Every text ends in the corpus' `<eos>`. One that the teacher did not end so gets it as a mark,
-    which is not drawn. Texts begin with one of the `prompts` in turn, if there are any.
+    which is not drawn. Texts begin with one of the `prompts` in turn, if there are any; what comes
+    before an end token in a prompt, such as another speaker's turn, is read but not written.
     `teacher-valid.npy` and `teacher-test.npy` have the teacher's log p of each token, NaN where
     it was not drawn, and `teacher.json` says whose they are.
 
@@ -195,12 +196,14 @@ class _Work(Unfinished):
         places = range(state["texts"], state["texts"] + number)
         prompts = [self.prompts[place % len(self.prompts)] for place in places]
         state["batches"], state["texts"] = state["batches"] + 1, places.stop
-        return self.teacher.draw(
+        drawn = self.teacher.draw(
             prompts,
             length=settings.length,
             temperature=settings.temperature,
             generator=generator,
         )
+        pairs = zip(drawn, prompts, strict=True)
+        return [_since_end(text, prompt, self.teacher.end_ids) for text, prompt in pairs]
 
     def finish(self) -> dict[str, Any]:
         """Writes all that a corpus has besides its shards."""
@@ -277,11 +280,13 @@ def _encode(prompts: Sequence[str], teacher: TextSource, length: int) -> list[li
                 f"Prompt {number:,} has {counted(len(ids), 'token')} but a text only {length:,}; "
                 f"make the prompt shorter or the length larger."
             )
-        if not set(ids).isdisjoint(teacher.end_ids):
-            raise InputError(
-                f"Prompt {number:,} has a token that ends a text; take it out of the prompt."
-            )
     return found or [[]]
+
+
+def _since_end(text: DrawnText, prompt: Sequence[int], ends: Sequence[int]) -> DrawnText:
+    """The text without what its prompt has up to its last end token: it was read, not written."""
+    last = max((place for place, id in enumerate(prompt) if id in ends), default=-1)
+    return DrawnText(text.tokens[last + 1 :], text.log_probs[last + 1 :])
 
 
 def _mark(text: DrawnText, eos_id: int) -> DrawnText:

@@ -405,7 +405,8 @@ def _put_single(
     hmm: HMM,
 ) -> None:
     """Writes what words that lead to a goal with few others have."""
-    step = max(1, REDONE // hmm.support.width)
+    cells = REDONE if found.device.type == "cuda" else min(TILE, REDONE)  # what a cache holds
+    step = max(1, cells // hmm.support.width)
     pieces = [
         (row, *both)
         for row, plan in enumerate(plans)
