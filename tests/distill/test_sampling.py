@@ -89,14 +89,16 @@ def test_second_tokens_come_as_often_as_the_model_says_after_the_first(teacher) 
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_log_probs_are_those_of_one_pass_over_the_text(teacher, temperature) -> None:
-    prompts = [[], [3, 4, 5], [6], []] * 8
+@pytest.mark.parametrize("prompts", [[[], [3, 4, 5], [6], []], [[3, 4, 5], [6, 2, 7, 8], [9, 3]]])
+def test_log_probs_are_those_of_one_pass_over_the_text(teacher, temperature, prompts) -> None:
+    prompts = prompts * 8
     how = {"length": 12, "temperature": temperature}
     drawn = teacher.draw(prompts, **how, generator=torch.Generator().manual_seed(1))
     assert len({len(text.tokens) for text in drawn}) > 3
     for prompt, (tokens, log_probs) in zip(prompts, drawn, strict=True):
         assert tokens[: len(prompt)].tolist() == prompt
-        assert 2 not in tokens[:-1] and (tokens[-1] == 2 or len(tokens) == 12)
+        new = tokens[len(prompt) :].tolist()
+        assert 2 not in new[:-1] and (new[-1] == 2 or len(tokens) == 12)
         assert np.isnan(log_probs[: len(prompt)]).all()
         truth = full_pass(teacher, tokens.tolist(), temperature)[len(prompt) :]
         np.testing.assert_allclose(log_probs[len(prompt) :], truth, atol=1e-4)

@@ -1,6 +1,7 @@
 """A causal language model of Hugging Face's, to draw text from."""
 
 from collections.abc import Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,9 @@ from hmmlm.hugging_face import place_of, reading
 
 CAUSAL_TOLERANCE = 1e-4
 """What a token may change before it, as a share of what it changes at its own place."""
+
+LOOKS = 8
+"""Steps between two looks at whether all texts are over."""
 
 
 class DrawnText(NamedTuple):
@@ -55,6 +59,8 @@ class CausalTeacher:
         first = getattr(model.config, "bos_token_id", None)
         self.first_id: int = ends[0] if first is None else first
         self.end_ids = ends
+        known = signature(model.forward).parameters
+        self._of_last = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
         self.name = f"{source}{f'/{gguf_file}' if gguf_file else ''}, {dtype}"
         self.signature = [self.name, self.device.type, *place_of(source, model.config)]
         if self.tokenizer.vocab_size > model.config.vocab_size:
@@ -91,36 +97,44 @@ class CausalTeacher:
         given = torch.full((rows, length), -1)
         for row, ids in enumerate(prompts):
             given[row, : len(ids)] = torch.tensor(ids, dtype=torch.long)
-        is_given, given = (given >= 0).to(place), given.to(place)
-        tokens = torch.zeros_like(given)
+        is_given, tokens = (given >= 0).to(place), given.to(place)
         log_probs = torch.full((rows, length), torch.nan, device=place)
         sizes = torch.full((rows,), length, device=place)
-        last, cache = torch.full((rows,), self.first_id, device=place), None
         ends = torch.tensor(self.end_ids, device=place)
-        for step in range(length):
+        is_number = torch.ones(rows, dtype=torch.bool, device=place)
+        # What all prompts have is read at once, then one token after the other.
+        begun = min(map(len, prompts))
+        first = torch.full((rows, 1), self.first_id, device=place)
+        last, cache = torch.cat([first, tokens[:, :begun]], 1), None
+        for step in range(begun, length):
             known, cache = self._next(last, cache, temperature)
-            if bool(known[:, 0].isnan().any()):  # one number that is none spoils its row
-                raise InputError(
-                    f"The teacher {self.name} gave a probability that is not a number; use dtype "
-                    f"float32 or bfloat16, which hold larger ones."
-                )
-            drawn = torch.multinomial(known.exp(), 1, generator=generator)[:, 0]
-            last = torch.where(is_given[:, step], given[:, step], drawn)
-            tokens[:, step] = last
-            log_probs[:, step] = known.gather(1, last[:, None])[:, 0]
-            is_over = torch.isin(last, ends) & ~is_given[:, step]
+            is_number &= ~known[:, 0].isnan()  # one number that is none spoils its row
+            # The largest of p / e, with e exponential, is drawn from p.
+            noise = torch.empty_like(known).exponential_(generator=generator)
+            drawn = (known.exp() / noise).argmax(1)
+            token = torch.where(is_given[:, step], tokens[:, step], drawn)
+            tokens[:, step] = token
+            log_probs[:, step] = known.gather(1, token[:, None])[:, 0]
+            is_over = torch.isin(token, ends) & ~is_given[:, step]
             sizes = torch.where(is_over, sizes.clamp(max=step + 1), sizes)
-            if bool((sizes <= step + 1).all()):
+            last = token[:, None]
+            # To look waits for the device.
+            if step % LOOKS == LOOKS - 1 and bool((sizes <= step + 1).all()):
                 break
+        if not bool(is_number.all()):
+            raise InputError(
+                f"The teacher {self.name} gave a probability that is not a number; use dtype "
+                f"float32 or bfloat16, which hold larger ones."
+            )
         log_probs[is_given] = torch.nan
         found = zip(tokens.cpu().numpy(), log_probs.cpu().numpy(), sizes.tolist(), strict=True)
         return [DrawnText(ids[:size], scores[:size]) for ids, scores, size in found]
 
     def _next(
-        self, last: Int[Tensor, " B"], cache: Any, temperature: float
+        self, last: Int[Tensor, "B T"], cache: Any, temperature: float
     ) -> tuple[Float[Tensor, "B V"], Any]:
-        """log p of each token after those in the cache and the last one, and the longer cache."""
-        made = self.model(input_ids=last[:, None], past_key_values=cache, use_cache=True)
+        """log p of each token after those in the cache and the last ones, and the longer cache."""
+        made = self.model(input_ids=last, past_key_values=cache, use_cache=True, **self._of_last)
         logits = made.logits[:, -1, : self.tokenizer.vocab_size].float()
         return torch.log_softmax(logits / temperature, -1), made.past_key_values
 
