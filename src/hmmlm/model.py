@@ -36,6 +36,7 @@ from hmmlm.text_model import (
     read_model_config,
     read_tokenizer,
 )
+from hmmlm.transitions import Factored
 
 
 class TaggedLine(NamedTuple):
@@ -48,6 +49,21 @@ class TaggedLine(NamedTuple):
     tokens: list[str]
     states: list[int]
     tags: list[str] | None = None
+
+
+MODEL_TYPE = "hmmlm"
+
+
+def sizes_of(hmm: HMM) -> dict[str, int]:
+    """The sizes of an HMM's tables; `factors` is 0 where transitions are not factored."""
+    table = hmm.transitions
+    return {
+        "num_states": hmm.num_states,
+        "vocab_size": hmm.vocab_size,
+        "states_per_word": hmm.support.width,
+        "support_rows": len(hmm.support.rows),
+        "factors": table.left.shape[1] if isinstance(table, Factored) else 0,
+    }
 
 
 @dataclass(frozen=True)
@@ -83,9 +99,12 @@ class Model(TextModel):
         facts = {
             "format": FORMAT,
             "hmmlm_version": __version__,
-            "num_states": self.hmm.num_states,
-            "vocab_size": self.hmm.vocab_size,
+            **sizes_of(self.hmm),
             "vocabulary_hash": self.tokenizer.hash,
+            # What Hugging Face's transformers looks for (`hf`).
+            "model_type": MODEL_TYPE,
+            "architectures": ["HmmForCausalLM"],
+            "eos_token_id": self.tokenizer.eos_id,
         }
         # What is true of this model stands over what was loaded with another one.
         config = json.dumps({**facts, **self.config, **facts}, indent=1) + "\n"
