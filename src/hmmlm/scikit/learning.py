@@ -15,6 +15,7 @@ from hmmlm.errors import InputError, counted
 from hmmlm.hmm import HMM
 from hmmlm.params.scalar import Scalar
 from hmmlm.scikit.sequences import Rows
+from hmmlm.scikit.tables import FAINT
 from hmmlm.train.em import maximise
 from hmmlm.transitions import Dense
 
@@ -135,7 +136,8 @@ def learn(model: Scalar, counted: Counted, priors: Priors, params: str) -> None:
     """The M-step for the tables in `params`: max(counts + prior - 1, 0), normalised.
 
     As in hmmlearn a start or a transition of probability zero stays impossible whatever its
-    prior. A distribution without counts stays as it is.
+    prior. A distribution without counts stays as it is, and what is fainter than `FAINT` but not
+    zero becomes that.
     """
     old = tables_of(model)
     moved = []
@@ -146,7 +148,10 @@ def learn(model: Scalar, counted: Counted, priors: Priors, params: str) -> None:
             moved.append(table.double().exp())
             continue
         count = (count + prior).clamp_(min=0.0)
-        moved.append(count if letter == "e" else count.masked_fill_(torch.isneginf(table), 0.0))
+        if letter != "e":
+            count.masked_fill_(torch.isneginf(table), 0.0)
+        least = FAINT * count.sum(0 if letter == "e" else -1, keepdim=True)
+        moved.append(torch.where(count > 0, count.maximum(least), 0.0))
     maximise(model, old, *moved)
 
 

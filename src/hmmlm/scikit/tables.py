@@ -14,6 +14,10 @@ from hmmlm.hmm import HMM
 MOST = 1 << 28
 """Cells that a table may have: 2 GiB."""
 
+FAINT = 1e-17
+"""The least probability that is drawn or learnt, but for zero: with less, scaled sums lose digits
+and every row would be redone in log space, a hundred times slower."""
+
 Arrays = tuple[Float[np.ndarray, " Z"], Float[np.ndarray, "Z Z"], Float[np.ndarray, "Z V"]]
 """p(z1), p(z' | z) and p(x | z)."""
 
@@ -80,7 +84,7 @@ def drawn(
     if "e" in letters:
         emit = second.rand(num_states, num_symbols)
         found["e"] = emit / emit.sum(1, keepdims=True)
-    return found
+    return {name: np.where((t > 0) & (t < FAINT), FAINT, t) for name, t in found.items()}
 
 
 def stationary(tables: Arrays, hmm: HMM) -> Float[np.ndarray, " Z"]:
