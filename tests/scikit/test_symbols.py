@@ -101,7 +101,7 @@ def test_an_impossible_sequence_leaves_its_neighbours_alone():
 
 def test_batches_have_every_symbol_once():
     source = np.random.RandomState(0)
-    lengths = np.concatenate([source.randint(1, 9, 50), source.randint(100, 900, 9), [5000]])
+    lengths = np.concatenate([source.randint(1, 9, 50), source.randint(100, 900, 9), [5000, 90]])
     symbols = source.randint(7, size=lengths.sum())
     sequences = Sequences(symbols, source.permutation(lengths))
     ends = np.cumsum(sequences.lengths)
