@@ -38,7 +38,7 @@ ROOMS = [
     ["filling"],
     ["model"],
     ["neural_model"],
-    ["hf", "explore"],
+    ["hf", "explore", "scikit"],
     ["cli"],
     ["__main__"],
 ]

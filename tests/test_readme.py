@@ -41,6 +41,15 @@ def test_a_tour_runs(name, tmp_path, monkeypatch) -> None:
                 assert eval(line, names) is not None
 
 
+def test_the_page_for_scikit_learn_prints_what_it_shows(capsys) -> None:
+    page = (DOCS / "scikit.md").read_text()
+    names: dict = {}
+    for block, shown in re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", page, re.S):
+        exec(compile(block, "scikit.md", "exec"), names)
+        assert capsys.readouterr().out == shown
+    assert "hmm" in names
+
+
 def save_a_model() -> None:
     """A small model, where the tours look for one."""
     known = "the value of expression one . is returned raised except exception string list tuple"
