@@ -138,14 +138,20 @@ class World:
     def next_log_probs(
         self, tokens: Int[Tensor, "B T"], *, lengths: Int[Tensor, " B"] | None = None
     ) -> Float[Tensor, "B V"]:
-        """log p(x_t+1 = w | x_1..t) for every word w, the concept summed over."""
+        """log p(x_t+1 = w | x_1..t) for every word w, the concept summed over.
+
+        After an `<eos>` it is that of the first word of a document.
+        """
         joint = self._joint(tokens, lengths)[:, -1]
         weights = _normalise(joint)
         found = []
         for part, weight in zip(self.parts, weights.unbind(1), strict=True):
             following = inference.next_log_probs(part, tokens, lengths=lengths) + weight[:, None]
             found.append(torch.where(torch.isneginf(weight[:, None]), -torch.inf, following))
-        return torch.logsumexp(torch.stack(found), 0)
+        last = tokens[:, -1] if lengths is None else tokens.gather(1, lengths[:, None] - 1)[:, 0]
+        first = inference.next_log_probs(inference.start(self.hmm))
+        ended = (last == self.tokenizer.eos_id) & torch.isfinite(weights).any(1)
+        return torch.where(ended[:, None], first, torch.logsumexp(torch.stack(found), 0))
 
     def concept_posterior(
         self, tokens: Int[Tensor, "B T"], *, lengths: Int[Tensor, " B"] | None = None
@@ -179,11 +185,11 @@ class World:
         self, documents: Iterable[Document]
     ) -> Iterator[tuple[Document, Float[np.ndarray, " T"]]]:
         """Each document with the best reader's log p of every token. Memory: a group of them."""
-        waiting = iter(documents)
-        waiting, ids = tee(waiting)
+        waiting, ids = tee(documents)
         for group in groups(document.tokens for document in ids):
             tokens, lengths = pad(group)
-            found = self.optimum(tokens, lengths=lengths).numpy()
+            device = self.hmm.device
+            found = self.optimum(tokens.to(device), lengths=lengths.to(device)).cpu().numpy()
             for row, part in zip(found, group, strict=True):
                 yield next(waiting), row[: len(part)]
 
