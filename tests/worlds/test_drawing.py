@@ -22,13 +22,14 @@ def test_dice_fall_as_often_as_they_should_and_never_on_zero() -> None:
     assert (shares[probs.numpy() == 0] == 0).all()
 
 
-def test_a_throw_just_below_one_stays_in_its_row(monkeypatch) -> None:
+def test_the_least_and_the_largest_throw_stay_where_there_is_probability(monkeypatch) -> None:
     ones = torch.full((4,), 1 - 2**-53, dtype=torch.float64)
     monkeypatch.setattr(torch, "rand", lambda *size, **how: ones)
-    many = torch.full((5000, 3), 1 / 3)
-    many[:, 2] = 0.0
-    drawn = Dice(many).throw(np.array([0, 1, 4000, 4999]), torch.Generator())
-    assert drawn.tolist() == [1, 1, 1, 1]
+    dice = Dice(torch.tensor([[0.0, 0.5, 0.5, 0.0]]).expand(5000, -1))
+    rows = np.array([0, 1, 4000, 4999])
+    assert dice.throw(rows, torch.Generator()).tolist() == [2, 2, 2, 2]
+    monkeypatch.setattr(torch, "rand", lambda *size, **how: torch.zeros_like(ones))
+    assert dice.throw(rows, torch.Generator()).tolist() == [1, 1, 1, 1]
 
 
 def test_documents_are_drawn_as_often_as_they_are_probable() -> None:

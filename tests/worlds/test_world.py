@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,7 +24,11 @@ def tiny(kind: str, seed: int = 0) -> World:
     if kind == "hmm":
         return worlds.random_hmm(states=2, words=3, length=3, concentration=0.7, seed=seed)
     smoothing = 0.0 if kind == "permutations" else 0.2
-    return worlds.ginc(**TINY, temperature=1.0, smoothing=smoothing, seed=seed)
+    world = worlds.ginc(**TINY, temperature=1.0, smoothing=smoothing, seed=seed)
+    if kind == "uneven":  # concepts that are not equally probable
+        share = torch.tensor([0.4, 1.6], dtype=torch.float64)[world.concepts]
+        return replace(world, hmm=replace(world.hmm, log_init=world.hmm.log_init + share.log()))
+    return world
 
 
 def concept_posterior(world: World, row: Row) -> Tensor:
@@ -39,7 +44,7 @@ def concept_posterior(world: World, row: Row) -> Tensor:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("kind", ["ginc", "permutations", "hmm"])
+@pytest.mark.parametrize("kind", ["ginc", "permutations", "uneven", "hmm"])
 def test_every_answer_is_that_of_all_concepts_and_paths(kind, seed) -> None:
     world = tiny(kind, seed)
     (first, *_) = world.draw(1, generator=torch.Generator().manual_seed(seed))
@@ -208,6 +213,9 @@ def test_a_world_is_kept_as_a_model(tmp_path) -> None:
     Model(world.hmm, world.tokenizer).save(tmp_path / "other")
     with pytest.raises(InputError, match=r"is a model but not a world: its config.json has no con"):
         World.load(tmp_path / "other")
+    Model(world.hmm, world.tokenizer, {"world": {"concepts": 3}}).save(tmp_path / "uneven")
+    with pytest.raises(InputError, match="has 3 concepts, which cannot share 10 states equally"):
+        World.load(tmp_path / "uneven")
 
 
 def test_numbers_that_cannot_be() -> None:

@@ -82,8 +82,14 @@ class World:
                 f"{folder} is a model but not a world: its config.json has no concepts; give the "
                 f"folder model of what hmmlm world wrote."
             )
+        concepts = about["concepts"]
+        if concepts < 1 or model.hmm.num_states % concepts:
+            raise InputError(
+                f"{folder} says that it has {concepts:,} concepts, which cannot share "
+                f"{model.hmm.num_states:,} states equally; copy the folder again as a whole."
+            )
         settings = {name: value for name, value in about.items() if name != "concepts"}
-        return World(model.hmm, model.tokenizer, about["concepts"], settings)
+        return World(model.hmm, model.tokenizer, concepts, settings)
 
     @cached_property
     def parts(self) -> list[HMM]:
