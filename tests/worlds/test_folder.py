@@ -79,7 +79,9 @@ def test_prompts_are_written_with_what_the_best_reader_answers(tmp_path) -> None
 
 def test_a_seed_gives_the_same_bytes(tmp_path) -> None:
     for name, seed in (("one", 0), ("same", 0), ("other", 1)):
-        write_world(tmp_path / name, worlds.ginc(**TINY), WorldSettings(20, 0, 5, seed, jsonl=True))
+        write_world(
+            tmp_path / name, worlds.ginc(**TINY), WorldSettings(20, 0, 20, seed, jsonl=True)
+        )
     one, same, other = (tree(tmp_path / name) for name in ("one", "same", "other"))
     assert one == same and set(one) == set(other)
     assert one["test.jsonl"] != other["test.jsonl"] and one["train.jsonl"] != one["test.jsonl"]
