@@ -38,6 +38,7 @@ ROOMS = [
     ["filling"],
     ["model"],
     ["neural_model"],
+    ["worlds"],
     ["hf", "explore", "scikit"],
     ["cli"],
     ["__main__"],

@@ -29,7 +29,7 @@ def test_quick_tour_runs(tmp_path, monkeypatch) -> None:
         assert eval(line, names)
 
 
-@pytest.mark.parametrize("name", ["conditioning.md", "constraints.md"])
+@pytest.mark.parametrize("name", ["conditioning.md", "constraints.md", "worlds.md"])
 def test_a_tour_runs(name, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     save_a_model()
@@ -37,7 +37,7 @@ def test_a_tour_runs(name, tmp_path, monkeypatch) -> None:
     for block in re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(), re.S):
         exec(compile(block, name, "exec"), names)
         for line in block.splitlines():
-            if re.match(r"(inference|model|found|sizes|alone|wanted)\.", line):
+            if re.match(r"(inference|model|found|sizes|alone|wanted|world)\.", line):
                 assert eval(line, names) is not None
 
 

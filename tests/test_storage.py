@@ -169,3 +169,11 @@ def test_a_disk_without_locks_is_said(tmp_path, monkeypatch):
     wanted = r"new cannot be written: its disk cannot lock files \(Function not implemented\), and"
     with pytest.raises(InputError, match=wanted), work_folder(tmp_path / "new"):
         raise AssertionError
+
+
+def test_a_folder_within_a_new_one_can_be_entered(tmp_path) -> None:
+    with new_folder(tmp_path / "new") as temporary:
+        with new_folder(temporary / "inner"):
+            pass
+        mode = (temporary / "inner").stat().st_mode
+    assert (tmp_path / "new/inner").stat().st_mode == mode

@@ -64,7 +64,8 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
             yield temporary
             temporary.chmod(0o777 & ~_umask())
             for file in temporary.iterdir():  # safetensors writes for the owner's eyes only
-                file.chmod(0o666 & ~_umask())
+                if file.is_file():
+                    file.chmod(0o666 & ~_umask())
             os.rename(temporary, path)
         except BaseException:
             if temporary is not None:

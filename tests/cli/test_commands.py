@@ -275,7 +275,7 @@ print("torch" in sys.modules, "numpy" in sys.modules)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.stdout.splitlines()[-1] == "False False"
     commands = ["prepare", "train", "evaluate", "score", "tag", "sample", "next", "info", "demo"]
-    commands += ["sweep", "plot", "sample-corpus", "gap", "constraint", "guide"]
+    commands += ["sweep", "plot", "sample-corpus", "gap", "constraint", "guide", "world"]
     assert all(f" {command} " in done.stdout for command in commands)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1
 

@@ -19,6 +19,7 @@ from hmmlm.cli.sampling import gap, sample_corpus
 from hmmlm.cli.sweeping import sweep
 from hmmlm.cli.tour import demo
 from hmmlm.cli.training import train
+from hmmlm.cli.worlds import world
 from hmmlm.errors import InputError
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 app.command()(prepare)
 app.command()(sample_corpus)
+app.add_typer(world, name="world")
 app.command()(cluster)
 app.command()(train)
 app.command()(distill)
