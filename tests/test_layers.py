@@ -38,6 +38,7 @@ ROOMS = [
     ["filling"],
     ["model"],
     ["neural_model"],
+    ["interchange"],
     ["hf", "explore"],
     ["cli"],
     ["__main__"],
