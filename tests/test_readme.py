@@ -29,7 +29,7 @@ def test_quick_tour_runs(tmp_path, monkeypatch) -> None:
         assert eval(line, names)
 
 
-@pytest.mark.parametrize("name", ["conditioning.md", "constraints.md"])
+@pytest.mark.parametrize("name", ["conditioning.md", "constraints.md", "interchange.md"])
 def test_a_tour_runs(name, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     save_a_model()

@@ -34,20 +34,20 @@ def test_to_ctrl_g_and_back(made, tmp_path):
     )
     assert there.status == 0, there.err
     assert there.out.startswith("model is a model of hmmlm: 4 states, 13 words\n")
-    assert "\nwrote made/guide, a checkpoint of Ctrl-G\n" in there.out
+    assert "\nwrote made/guide, a checkpoint of Ctrl-G: 5 states\n" in there.out
     assert last_json(there.out) == {
         "source": "model",
         "from": "hmmlm",
         "to": "ctrl-g",
         "folder": "made/guide",
-        "states": 4,
+        "states": 5,
         "words": 13,
         "eos_id": 1,
     }
     back = run_command("convert", "made/guide", "--to=hmmlm", "--out=back", cwd=tmp_path)
     assert back.status == 0, back.err
     first = "made/guide is a checkpoint of Ctrl-G: 5 states, 13 words\n"
-    assert back.out == first + "wrote back, a model of hmmlm\n"
+    assert back.out == first + "wrote back, a model of hmmlm: 5 states\n"
     before, after = (Model.load(tmp_path / name) for name in ("model", "back"))
     for a, b in zip(before.score(LINES), after.score(LINES), strict=True):
         assert sum(b.log_probs) == pytest.approx(sum(a.log_probs), rel=1e-6)

@@ -105,8 +105,10 @@ def test_our_own_model_and_a_file_of_it(tmp_path):
     model.save(tmp_path / "x")
     back = read(tmp_path / "x")
     assert isinstance(back, Model) and back.score("a b") == model.score("a b")
+    assert isinstance(read(tmp_path / "x/model.safetensors"), Model)
+    (tmp_path / "x/model.safetensors").rename(tmp_path / "y.safetensors")
     with pytest.raises(InputError, match=r"is part of a model of hmmlm; give its folder\."):
-        read(tmp_path / "x/model.safetensors")
+        read(tmp_path / "y.safetensors")
     with pytest.raises(InputError, match="has a tokenizer of its own; leave --tokenizer out"):
         read(tmp_path / "x", tokenizer=tmp_path / "x/tokenizer.json")
 

@@ -31,7 +31,7 @@ def convert(
         bool,
         typer.Option(
             "--keep-states",
-            help="To ctrl-g: without a last state in which texts end, which Ctrl-G expects.",
+            help="To ctrl-g: no state is added in which texts end, as Ctrl-G expects one.",
         ),
     ] = False,
     json: Json = False,
@@ -59,11 +59,12 @@ def convert(
     sizes = f"{counted(found.hmm.num_states, 'state')}, {counted(found.hmm.vocab_size, 'word')}"
     say(f"{source} is {TITLES[found.kind]}: {sizes}")
     if to == "ctrl-g":
-        write_ctrl_g(found.model, out, eos_id=found.eos_id, end_state=not keep_states)
+        states = write_ctrl_g(found.model, out, eos_id=found.eos_id, end_state=not keep_states)
     else:
         assert isinstance(found.model, Model)
         found.model.save(out)
-    say(f"wrote {out}, {TITLES[to]}")
+        states = found.hmm.num_states
+    say(f"wrote {out}, {TITLES[to]}: {counted(states, 'state')}")
     if json:
         print_json(
             {
@@ -71,7 +72,7 @@ def convert(
                 "from": found.kind,
                 "to": to,
                 "folder": str(out),
-                "states": found.hmm.num_states,
+                "states": states,
                 "words": found.hmm.vocab_size,
                 "eos_id": found.eos_id,
             }

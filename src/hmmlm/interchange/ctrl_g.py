@@ -100,8 +100,8 @@ def write_ctrl_g(
     *,
     eos_id: int | None = None,
     end_state: bool = True,
-) -> None:
-    """Writes a checkpoint that Ctrl-G reads, in float32, whole or not at all.
+) -> int:
+    """Writes a checkpoint that Ctrl-G reads, in float32, whole or not at all; its states' number.
 
     With `end_state` texts end as Ctrl-G's do: the last state emits `<eos>` for ever and no other
     state emits it. p(text, `<eos>`) stays as it was, however often `<eos>` is repeated; a state
@@ -137,6 +137,7 @@ def write_ctrl_g(
         (temporary / CONFIG).write_text(text, encoding="utf-8")
         if words is not None:
             (temporary / TOKENIZER).write_text(words.as_json(), encoding="utf-8")
+    return config["hidden_states"]
 
 
 def _check_eos(hmm: HMM, own: int | None, given: int | None) -> int:

@@ -71,6 +71,8 @@ def read_source(
     path = Path(path)
     if not path.exists():
         raise InputError(f"{path} does not exist; give a model's folder or a file of arrays.")
+    if path.name == WEIGHTS and (path.parent / CONFIG).exists():
+        path = path.parent
     if path.is_dir() and _is_ours(path):
         if tokenizer is not None:
             raise InputError(f"{path} has a tokenizer of its own; leave --tokenizer out.")
