@@ -25,7 +25,7 @@ from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.errors import InputError
 from hmmlm.interchange import ctrl_g, read, write_ctrl_g
 from hmmlm.support import Support
-from models import SUPPORTS, TRANSITIONS, make_hmm
+from models import SUPPORTS, TRANSITIONS, make_hmm, with_holes
 
 TEXTS = [list(words) for n in (1, 2, 3) for words in itertools.product(range(4), repeat=n)]
 
@@ -117,6 +117,16 @@ def test_a_state_that_only_ends_texts_is_the_last_one(tmp_path):
     assert len(tables["gamma"]) == 6 - 3 + 1
     assert float(tables["alpha_exp"][-1, -1]) == 1 and float(tables["beta"][-1, 1]) == 0
     assert (tables["beta"][:-1, 1] == ctrl_g.WRITTEN_ZERO).all()
+
+
+@pytest.mark.parametrize("end_state", [True, False])
+def test_no_zero_is_written_as_infinity(tmp_path, end_state):
+    hmm = with_holes(make_hmm())
+    write_ctrl_g(hmm, tmp_path / "x", eos_id=1, end_state=end_state)
+    tables = load_file(tmp_path / "x/model.safetensors")
+    assert all(torch.isfinite(table).all() for table in tables.values())
+    wanted = enumerate_row(hmm, [0, 4, 1]).log_evidence
+    assert float(log_p_as_ctrl_g(tables, [0, 4, 1])) == pytest.approx(wanted, abs=1e-5)
 
 
 def test_states_that_are_kept_are_the_same(tmp_path):

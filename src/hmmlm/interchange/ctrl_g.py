@@ -35,7 +35,7 @@ from hmmlm.transitions import Dense
 CTRL_G = ("alpha_exp", "beta", "gamma")
 TRACE = ("alpha_exp", "beta", "gamma_exp")
 WORD_WEIGHTS = ("weights_tensor", "exp_weights", "weighted_beta")
-"""What TRACE may keep beside the HMM: the weights of words for one attribute."""
+"""What TRACE may keep beside the HMM, the weights of words for one attribute; not to be read."""
 
 MOST_CELLS = 1 << 31
 """Cells of dense tables (8.6 GB) into which blocks or factors are spread, at most."""
@@ -61,7 +61,7 @@ def ctrl_g_hmm(source: str, tensors: Mapping[str, Tensor], config: dict[str, Any
 
 def trace_hmm(source: str, tensors: Mapping[str, Tensor], config: dict[str, Any]) -> Foreign:
     """The HMM of a checkpoint of TRACE's, without the weights of words."""
-    extra = [name for name in tensors if name not in (*TRACE, *WORD_WEIGHTS)]
+    extra = [name for name in tensors if name not in TRACE]
     check_names(source, "a checkpoint of TRACE", [*tensors], TRACE, extra)
     check_shapes(source, tensors, {"gamma_exp": "1Z", "alpha_exp": "ZZ", "beta": "ZV"})
     log_init = log_of_probs(source, "gamma_exp", tensors["gamma_exp"])[0]

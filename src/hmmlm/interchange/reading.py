@@ -105,7 +105,8 @@ def _read_foreign(path: Path) -> tuple[str, Foreign]:
     _refuse_pickle(path)
     with _arrays(path) as (names, load):
         kind = _recognise(path, names)
-        tensors = {name: load(name) for name in names if name not in ctrl_g.WORD_WEIGHTS}
+        left_out = ctrl_g.WORD_WEIGHTS if kind == "trace" else ()
+        tensors = {name: load(name) for name in names if name not in left_out}
     source = str(path)
     if kind in ("ctrl-g", "trace"):
         config = ctrl_g.read_config(path.parent)
