@@ -38,7 +38,7 @@ ROOMS = [
     ["filling"],
     ["model"],
     ["neural_model"],
-    ["worlds"],
+    ["worlds", "interchange"],
     ["hf", "explore", "scikit"],
     ["cli"],
     ["__main__"],

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import hmmlm
-from hmmlm import HMM, Model, Support, inference
+from hmmlm import HMM, Model, Support, inference, interchange
 
 COMMON = ["lengths", "belief", "reset_id", "restart", "implementation"]
 PLAIN = ["lengths", "belief", "reset_id", "implementation"]
@@ -106,6 +106,21 @@ def test_from_tables_takes_emissions_by_state():
 )
 def test_methods_of_a_model(name, arguments):
     assert list(inspect.signature(getattr(Model, name)).parameters) == arguments
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    {
+        "read": ["path", "tokenizer", "eos"],
+        "from_hmmlearn": ["model"],
+        "from_pomegranate": ["model"],
+        "from_dynamax": ["params"],
+        "write_ctrl_g": ["model", "folder", "eos_id", "end_state"],
+    }.items(),
+)
+def test_functions_of_interchange(name, arguments):
+    assert name in interchange.__all__ and len(interchange.__all__) == 5
+    assert list(inspect.signature(getattr(interchange, name)).parameters) == arguments
 
 
 @pytest.mark.parametrize("name", ["dense", "from_clusters", "uniform", "ragged"])

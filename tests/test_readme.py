@@ -29,7 +29,9 @@ def test_quick_tour_runs(tmp_path, monkeypatch) -> None:
         assert eval(line, names)
 
 
-@pytest.mark.parametrize("name", ["conditioning.md", "constraints.md", "worlds.md"])
+@pytest.mark.parametrize(
+    "name", ["conditioning.md", "constraints.md", "interchange.md", "worlds.md"]
+)
 def test_a_tour_runs(name, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     save_a_model()

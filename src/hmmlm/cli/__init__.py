@@ -9,6 +9,7 @@ import typer
 
 from hmmlm.cli.asking import evaluate, info, next_tokens, score, tag
 from hmmlm.cli.clustering import cluster
+from hmmlm.cli.converting import convert
 from hmmlm.cli.distilling import distill
 from hmmlm.cli.estimating import estimate
 from hmmlm.cli.filling import fill
@@ -47,6 +48,7 @@ app.command()(guide)
 app.command("next")(next_tokens)
 app.command()(fill)
 app.command()(info)
+app.command()(convert)
 app.command()(demo)
 
 STOPPED = 130
