@@ -1,5 +1,6 @@
 """Models of Hugging Face's, from a folder or the hub; transformers is imported when one is read."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,9 @@ from torch import Tensor
 
 from hmmlm.errors import InputError
 from hmmlm.storage import signature
+
+MODEL_TYPE = "hmmlm"
+"""What our own folders say that they are: doors to others, nobody's teacher."""
 
 
 def read_config(source: str, *, what: str, gguf_file: str = "") -> Any:
@@ -115,6 +119,8 @@ def reading(source: str, what: str) -> Iterator[Any]:
         is_folder = Path(source).is_absolute() or source.startswith((".", "~"))
         if is_folder and not Path(source).exists():
             raise OSError("there is no such folder.")
+        if _is_ours(Path(source)):
+            raise OSError("it is an HMM of this library's.")
         yield transformers
     except InputError:
         raise
@@ -128,3 +134,12 @@ def reading(source: str, what: str) -> Iterator[Any]:
         logging.set_verbosity(level)
         if has_bars:
             logging.enable_progress_bar()
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether transformers might read an HMM there, which it does once `hmmlm.hf` is imported."""
+    try:
+        said = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(said, dict) and said.get("model_type") == MODEL_TYPE

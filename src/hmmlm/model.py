@@ -23,6 +23,7 @@ from hmmlm.filling import FilledLine
 from hmmlm.generate import Constraint, Lookahead, sample_met
 from hmmlm.hmm import HMM
 from hmmlm.hmm_file import FORMAT, read_hmm, write_hmm
+from hmmlm.hugging_face import MODEL_TYPE
 from hmmlm.inference.streaming import next_state_log_probs
 from hmmlm.results import StateProbs
 from hmmlm.text_model import (
@@ -49,9 +50,6 @@ class TaggedLine(NamedTuple):
     tokens: list[str]
     states: list[int]
     tags: list[str] | None = None
-
-
-MODEL_TYPE = "hmmlm"
 
 
 def sizes_of(hmm: HMM) -> dict[str, int]:

@@ -158,7 +158,10 @@ def test_killed_in_the_middle_it_goes_on(teacher, call, sent) -> None:
         ([*DRAW, "--out=new", "--temperature=0"], "'0' is not a number above 0"),
         ([*DRAW, "--out=new", "--dtype=int8"], "'int8' is not one of float32, bfloat16, float16"),
         ([*DRAW, "--out=new", "--prompts=none.txt"], "none.txt cannot be read: No such file"),
-        (["sample-corpus", "model", "--out=new", "--tokens=9"], "The teacher model cannot be load"),
+        (
+            ["sample-corpus", "model", "--out=new", "--tokens=9"],
+            "The teacher model cannot be loaded: it is an HMM of this library's",
+        ),
         (
             ["gap", "model", "corpus"],
             "corpus has no log-probabilities that a teacher gave its test",

@@ -13,8 +13,9 @@ from hmmlm import inference
 from hmmlm.errors import InputError
 from hmmlm.hf.configuration import HmmConfig
 from hmmlm.hmm import HMM, emission_table
+from hmmlm.hugging_face import MODEL_TYPE
 from hmmlm.inference.streaming import State, emission_log_probs, next_state_log_probs, start
-from hmmlm.model import MODEL_TYPE, Model, sizes_of
+from hmmlm.model import Model, sizes_of
 from hmmlm.ops.normaliser import log_normaliser
 from hmmlm.results import Belief
 from hmmlm.support import Support

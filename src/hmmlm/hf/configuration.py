@@ -2,7 +2,7 @@
 
 from transformers import PreTrainedConfig
 
-from hmmlm.model import MODEL_TYPE
+from hmmlm.hugging_face import MODEL_TYPE
 
 
 class HmmConfig(PreTrainedConfig):
