@@ -90,7 +90,6 @@ def write_prompts(number: int, out: Path) -> None:
 def run(given: argparse.Namespace) -> int:
     import torch
 
-    from hmmlm.data.spelling import Spelling
     from hmmlm.distill.causal import CausalTeacher
     from hmmlm.generate import Guide, contains
     from hmmlm.hf.writing import Writer
@@ -100,19 +99,16 @@ def run(given: argparse.Namespace) -> int:
     llm = CausalTeacher(given.llm, dtype=given.dtype, device=device, gguf_file=given.gguf_file)
     writer = Writer(llm, Model.load(given.guide, device=device))
     tokenizer = writer.hmm.tokenizer
-    spelling, sets = Spelling.of(tokenizer), keyword_sets()[: given.prompts]
+    sets = keyword_sets()[: given.prompts]
     for first in range(0, len(sets), TOGETHER):
         some = sets[first : first + TOGETHER]
         asked = [CHAT.format(REQUEST.format(", ".join(words))) for words in some]
         prompts = [tokenizer.encode(text) for text in asked]
         began = time.perf_counter()
-        automata = [contains(*words).compile(spelling) for words in some]
-        compiled = time.perf_counter() - began
         looks = [writer.hmm.look_ahead(contains(*words), length=BUDGET) for words in some]
         _wait(device)
-        facts = {"compile_s": compiled, "prepare_s": time.perf_counter() - began}
-        tables = {id(table): table for look in looks for table in look.tables}
-        facts |= {"bytes": sum(table.numel() * table.element_size() for table in tables.values())}
+        facts = {"prepare_s": time.perf_counter() - began}
+        facts |= {"bytes": sum(table.nbytes for look in looks for table in look.tables)}
         for method in METHODS:
             strength = {"guided": 1.0, "mask": 0.0}.get(method)
             guide = None if strength is None else Guide(looks, strength=strength)
@@ -123,7 +119,7 @@ def run(given: argparse.Namespace) -> int:
             lines = []
             for number, words in enumerate(some):
                 texts = rows[number * given.count : (number + 1) * given.count]
-                met = [len(t) < BUDGET and automata[number].accepts(t) for t in texts]
+                met = [len(t) < BUDGET and looks[number].automaton.accepts(t) for t in texts]
                 scores = score(llm, prompts[number], texts)
                 lines.append({
                     "experiment": "guiding", "prompt": first + number, "keywords": words,

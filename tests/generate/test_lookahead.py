@@ -143,7 +143,7 @@ def test_kinds_of_words_together_or_one_by_one(share, monkeypatch):
     look = Lookahead.build(hmm, automaton, eos_id=EOS, budget=BUDGET)
     ahead, place = hmm.log_init[None], torch.tensor([0])
     truth = look.next_log_met(ahead, place, 4)
-    monkeypatch.setattr("hmmlm.generate.lookahead.SHARE", share)
+    monkeypatch.setattr("hmmlm.generate.plans.SHARE", share)
     again = Lookahead.build(hmm, automaton, eos_id=EOS, budget=BUDGET)  # without plans
     torch.testing.assert_close(again.next_log_met(ahead, place, 4), truth, rtol=1e-12, atol=0)
 

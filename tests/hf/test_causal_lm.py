@@ -256,6 +256,20 @@ def test_tables_that_are_drawn() -> None:
         HmmForCausalLM(lost).eval()(TEXT)
 
 
+def test_blocks_and_factors_stay_what_they_are(tmp_path, monkeypatch) -> None:
+    """Of 4,096 states in 256 blocks; no row of the table of transitions is made."""
+    support = Support.from_clusters(torch.arange(512) % 256, states_per_block=16)
+    hmm = make_hmm(support, "factored", dtype=torch.float32, scale=0.3)
+    lm = HmmForCausalLM.from_model(Model(hmm, Tokenizer.words([" ".join(map(str, range(510)))])))
+    lm.save_pretrained(tmp_path / "large")
+    truth = inference.next_log_probs(hmm, TEXT[:1], reset_id=EOS)
+    monkeypatch.setattr("hmmlm.transitions.Factored.rows", None)
+    found = HmmForCausalLM.from_pretrained(tmp_path / "large")
+    assert found.log_emit.shape == (512, 16) and not hasattr(found, "log_trans")
+    logits = found(TEXT[:1], logits_to_keep=1).logits[:, 0]
+    torch.testing.assert_close(logits, truth, rtol=0, atol=1e-5)
+
+
 def test_bad_input(tmp_path) -> None:
     model, lm = make()
     for labels, message in (

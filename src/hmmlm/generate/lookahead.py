@@ -11,67 +11,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hmmlm.errors import InputError, counted
-from hmmlm.generate.automata import NEVER, Automaton
+from hmmlm.generate.automata import Automaton
+from hmmlm.generate.emissions import REDONE, Words
+from hmmlm.generate.plans import Plan, Plans
 from hmmlm.hmm import HMM
-from hmmlm.inference.streaming import emission_log_probs
 from hmmlm.ops.links import TILE
 from hmmlm.ops.messages import scaled
 from hmmlm.products import full_products
 
 MOST_BYTES = 8 << 30
 KEPT = 8192
-PLANS = 64
-REDONE = 1 << 24
-"""Numbers that are held at once where sums are redone in log space."""
-
-SHARE = 16
-"""Words that lead to one state are weighed together with all others where they are more than one
-in so many of the vocabulary, and one by one where they are fewer."""
-
-
-class Words:
-    """log sum_z p(z) p(w | z) of every word; of dense models a table of p(w | z) is kept."""
-
-    def __init__(self, hmm: HMM) -> None:
-        self.hmm = hmm
-
-    @cached_property
-    def _probs(self) -> Float[Tensor, "V Z"]:
-        return self.hmm.log_emit.exp()
-
-    @cached_property
-    def can_come(self) -> Bool[Tensor, " V"]:
-        """Whether some state emits each word."""
-        return self.hmm.log_emit.isfinite().any(1)
-
-    @full_products()
-    def log_probs(self, log_states: Float[Tensor, "N Z"]) -> Float[Tensor, "N V"]:
-        """Rows may be over any sum. O(N V K)."""
-        if not len(log_states):
-            return log_states.new_empty(0, self.hmm.vocab_size)
-        top = log_states.max(1, keepdim=True).values.clamp(min=-1e30)
-        if not self.hmm.support.is_dense:
-            return emission_log_probs(self.hmm, log_states - top) + top
-        total = (log_states - top).exp() @ self._probs.T
-        found = total.log()
-        poor = (total < scaled.lowest(total.dtype)) & self.can_come & (top > -1e30)
-        rows, words = poor.nonzero(as_tuple=True)
-        step = max(1, REDONE // self.hmm.num_states)
-        for some in torch.arange(len(rows), device=rows.device).split(step):
-            row, word = rows[some], words[some]
-            joint = log_states[row] - top[row] + self.hmm.log_emit[word]
-            found[row, word] = torch.logsumexp(joint, 1)
-        return found + top
-
-
-class _Plan(NamedTuple):
-    """What words lead to from a state of the automaton: goals of many words, and words of few."""
-
-    goals: Int[Tensor, " G"]
-    which: Int[Tensor, " V"]  # of the goals, from 1 on; 0 where a word leads to none of them
-    far: Int[Tensor, " V"]  # tokens from each word's goal to an end, `<eos>` not counted
-    words: Int[Tensor, " N"]
-    their_goals: Int[Tensor, " N"]
 
 
 class Place(NamedTuple):
@@ -181,33 +130,6 @@ class Lookahead:
         ]
         return torch.cat(found)
 
-    def _plan(self, state: int) -> _Plan:
-        """Goals and words of a state; those of the last states are kept."""
-        if state not in self._plans:
-            if len(self._plans) >= PLANS:
-                self._plans.pop(next(iter(self._plans)))
-            self._plans[state] = self._make_plan(state)
-        return self._plans[state]
-
-    def _make_plan(self, state: int) -> _Plan:
-        """On the host but for what is of every word: two copies, two lookups."""
-        goals, device = self.automaton.next[state], self.hmm.device  # (C,)
-        share = np.bincount(goals, self._sizes, self.automaton.num_states)[goals]
-        far = self.automaton.distance[goals]
-        is_open, is_many = far < NEVER, share * SHARE >= self.hmm.vocab_size
-        many, kinds = np.unique(goals[is_many & is_open]), np.zeros(len(goals), np.int64)
-        kinds[is_many & is_open] = 1 + np.searchsorted(many, goals[is_many & is_open])
-        few = np.flatnonzero(~is_many & is_open)
-        words = [self._by_column[column] for column in few.tolist()]
-        found = np.concatenate([np.stack([kinds, far]).ravel(), many, *words])
-        theirs = np.repeat(goals[few], self._sizes[few])
-        found = torch.from_numpy(np.concatenate([found, theirs])).to(device)
-        sizes = [2 * len(goals), len(many), len(theirs), len(theirs)]
-        table, many, words, theirs = found.split(sizes)
-        which, far = table.view(2, -1)[:, self._column]
-        far[self.eos_id] = -1 if self.automaton.accepting[state] else NEVER
-        return _Plan(many, which.clone(), far, words, theirs)
-
     @full_products()
     def _emit(
         self, table: Tensor, scale: Tensor, left: int, places: Tensor | None = None
@@ -305,19 +227,8 @@ class Lookahead:
         return torch.from_numpy(self.automaton.column).to(self.hmm.device)
 
     @cached_property
-    def _sizes(self) -> np.ndarray:
-        """Words of each column."""
-        return np.bincount(self.automaton.column, minlength=self.automaton.num_columns)
-
-    @cached_property
-    def _by_column(self) -> list[np.ndarray]:
-        """The words of each column."""
-        order = np.argsort(self.automaton.column, kind="stable")
-        return np.split(order, np.cumsum(self._sizes)[:-1])
-
-    @cached_property
-    def _plans(self) -> dict[int, _Plan]:
-        return {}
+    def plans(self) -> Plans:
+        return Plans(self.automaton, self.eos_id, self._column)
 
     @cached_property
     def _end(self) -> Float[Tensor, " S"]:
@@ -370,7 +281,7 @@ def weigh_next(log_states: Float[Tensor, "B Z"], places: Sequence[Place]) -> Nex
     for place in places:
         place.look._check_left(place.left)
     look, size, device = places[0].look, len(places), log_states.device
-    plans = [place.look._plan(place.state) for place in places]
+    plans = [place.look.plans.of(place.state) for place in places]
     tables = [place.look.tables[place.left - 1] for place in places]
     scales = [place.look.scales[place.left - 1] for place in places]
     goals = [plan.goals for plan in plans]
@@ -399,7 +310,7 @@ def weigh_next(log_states: Float[Tensor, "B Z"], places: Sequence[Place]) -> Nex
 def _put_single(
     found: Float[Tensor, "B V"],
     log_states: Float[Tensor, "B Z"],
-    plans: Sequence[_Plan],
+    plans: Sequence[Plan],
     tables: Sequence[Float[Tensor, "S Z"]],
     scales: Sequence[Float[Tensor, " S"]],
     hmm: HMM,

@@ -39,12 +39,6 @@ class HmmCache:
         """Rows take the place of others, as beams do."""
         self.belief = self.belief.select(beam_idx.to(self.belief.fresh.device))
 
-    batch_select_indices = reorder_cache
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        rows = torch.arange(len(self.belief.fresh), device=self.belief.fresh.device)
-        self.reorder_cache(rows.repeat_interleave(repeats))
-
 
 class _Rows(NamedTuple):
     """Rows without their padding, and where each token stood."""
