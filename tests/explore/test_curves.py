@@ -66,12 +66,12 @@ def test_the_best_check_is_the_lowest_and_may_be_none():
 
 def test_smoothing_is_a_mean_that_does_not_lag():
     line = np.linspace(0, 10, 400)
-    smooth = curves._smooth(line)
+    smooth = curves.smooth(line)
     assert smooth[:389] == pytest.approx(line[:389])  # a straight line stays, but at its end
     assert smooth[-1] == pytest.approx(line[-11:].mean())
     noise = np.random.default_rng(0).normal(0, 1, 4000)
-    assert curves._smooth(noise)[200:-200].std() < 0.1
-    assert curves._smooth(np.array([3.0])).tolist() == [3.0]
+    assert curves.smooth(noise)[200:-200].std() < 0.1
+    assert curves.smooth(np.array([3.0])).tolist() == [3.0]
 
 
 def test_a_long_line_keeps_its_peaks():
@@ -98,7 +98,7 @@ def test_one_run_is_drawn(x):
     assert raw.get_xdata().tolist() == places
     assert raw.get_ydata() == pytest.approx([step.perplexity for step in run])
     assert smooth.get_ydata() == pytest.approx(
-        np.exp(curves._smooth(np.array([step.loss for step in run])))
+        np.exp(curves.smooth(np.array([step.loss for step in run])))
     )
     (checks,) = lines_of(top, ":")
     assert list(checks.get_ydata()) == [99.0, 98.0, 97.0, 96.0, 100.0]

@@ -85,12 +85,12 @@ def draw_curves(runs: Mapping[str, Sequence[Progress]], *, x: str = "tokens") ->
     for (name, steps), colour in zip(runs.items(), colours, strict=True):
         places = np.array([step.tokens if x == "tokens" else step.step for step in steps])
         losses = np.clip([step.loss for step in steps], 0.0, FAR)
-        smooth = np.exp(_smooth(losses))
+        smoothed = np.exp(smooth(losses))
         one = "." if len(steps) == 1 else ""  # a line of one point would not be seen
         if len(runs) <= 4:
             faint = _thin(places, np.exp(losses))
             top.plot(*faint, color=colour, linewidth=0.7, alpha=0.22, zorder=1)
-        top.plot(*_thin(places, smooth), color=colour, linewidth=1.3, marker=one, zorder=2)
+        top.plot(*_thin(places, smoothed), color=colour, linewidth=1.3, marker=one, zorder=2)
         checks = [(at, step.val) for at, step in zip(places, steps, strict=True) if step.val]
         checks = [(at, min(max(val, 1.0), math.exp(FAR))) for at, val in checks]
         if checks:
@@ -102,9 +102,9 @@ def draw_curves(runs: Mapping[str, Sequence[Progress]], *, x: str = "tokens") ->
             ring |= {"clip_on": False, "in_layout": False}  # whole at the edge; far outside, gone
             top.plot(at[best], values[best], color=colour, markeredgewidth=1.4, zorder=4, **ring)
             seen += values
-        seen += smooth.tolist()
-        starts.append(float(smooth[0]))
-        ends.append((checks[-1][1] if checks else smooth[-1], _label(name, steps), colour))
+        seen += smoothed.tolist()
+        starts.append(float(smoothed[0]))
+        ends.append((checks[-1][1] if checks else smoothed[-1], _label(name, steps), colour))
         bottom.plot(*_thin(places, np.array([step.learning_rate for step in steps])), color=colour,
                     linewidth=1.3, marker=one)  # fmt: skip
     # A run that blows up leaves the picture, which is there for the others.
@@ -140,7 +140,7 @@ def _read_line(line: str, where: str) -> Progress:
     return Progress(*fields)
 
 
-def _smooth(values: np.ndarray) -> np.ndarray:
+def smooth(values: np.ndarray) -> np.ndarray:
     """The mean of each value's neighbourhood, a twentieth of all.
 
     Narrower at the start, where curves are steep; only those before it at the end.
@@ -153,13 +153,18 @@ def _smooth(values: np.ndarray) -> np.ndarray:
     return (sums[at + after + 1] - sums[at - before]) / (before + after + 1)
 
 
+def thin(values: np.ndarray) -> np.ndarray:
+    """The places of a line's points; of a long one the lowest and the highest of each stretch."""
+    places = np.arange(len(values))
+    if len(values) <= MOST_POINTS:
+        return places
+    stretches = np.array_split(places, MOST_POINTS // 2)
+    ends = [sorted((s[values[s].argmin()], s[values[s].argmax()])) for s in stretches]
+    return np.array(ends).ravel()
+
+
 def _thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The line, or of a longer one the lowest and the highest point of each stretch."""
-    if len(x) <= MOST_POINTS:
-        return x, y
-    stretches = np.array_split(np.arange(len(x)), MOST_POINTS // 2)
-    ends = [sorted((s[y[s].argmin()], s[y[s].argmax()])) for s in stretches]
-    kept = np.array(ends).ravel()
+    kept = thin(y)
     return x[kept], y[kept]
 
 
