@@ -10,10 +10,16 @@ from hmmlm.errors import InputError
 from hmmlm.ops.kernels import why_not
 from hmmlm.products import full_products
 from hmmlm.support import Support
-from hmmlm.transitions import Dense, Factored, Transitions
+from hmmlm.transitions import GROUP, Dense, Factored, Transitions
 
 TOLERANCE = 1e-3
 """How far the probabilities of a table's row may be from summing to one before it is refused."""
+
+CHECKED = 1 << 30
+"""Cells of a transition table that are all looked at: those of 32,768 states."""
+
+SAMPLED = 1 << 28
+"""Cells that are looked at where there are more: 256 rows of a million states."""
 
 
 @dataclass(frozen=True)
@@ -139,8 +145,12 @@ class HMM:
                 )
         return HMM(log_init, log_trans, slots, support).validate()
 
-    def validate(self) -> "HMM":
-        """This HMM, after checking shapes, NaN, and that every distribution sums to one."""
+    def validate(self, *, rows: bool = True) -> "HMM":
+        """This HMM, after checking shapes, NaN, and that every distribution sums to one.
+
+        Of more than `CHECKED` cells of transitions `SAMPLED` are looked at, whole rows. Without
+        `rows`, none of factored transitions, which takes O(Z^2 H).
+        """
         self.support.validate()
         kinds = {field.dtype for field in self.fields()}
         if len(kinds) > 1 or not kinds <= {torch.float32, torch.float64}:
@@ -161,9 +171,14 @@ class HMM:
                 f"{self.transitions.num_states:,} but there are {states:,} states."
             )
         _check_rows("log_init", self.log_init[None])
-        step = max(1, (1 << 24) // states)
-        for start in range(0, self.transitions.num_sources, step):
-            stop = min(start + step, self.transitions.num_sources)
+        sources, step = self.transitions.num_sources, max(1, GROUP // states)
+        # Of a table that takes minutes to make, some rows all over it.
+        spans = 1 if sources * states <= CHECKED else -(-sources * states // SAMPLED)
+        left_out = isinstance(self.transitions, Factored) and not rows
+        if left_out and not all(field.isfinite().all() for field in self.transitions.fields()):
+            raise InputError("A factor of log_trans has a NaN or infinite cell; train it again.")
+        for start in range(0, 0 if left_out else sources, step * spans):
+            stop = min(start + step, sources)
             _check_rows("log_trans", self.transitions.rows(start, stop), first=start)
         _check_values("log_emit", self.log_emit)
         ids = self.support.rows[self.support.row_of_word]
@@ -247,13 +262,13 @@ class HMM:
         if isinstance(self.transitions, Dense):
             # The gradient of `table[sources][:, states]` would sort every cell it came from.
             table = self.transitions.log_trans.index_select(0, sources).index_select(1, states)
-            transitions = Dense(_renormalise(table))
+            transitions = Dense(renormalise(table))
         else:
             left, right = self.transitions.left[sources], self.transitions.right[states]
-            transitions = Factored.normalise(left, right)
+            transitions = Factored.normalise(left, right, self.transitions.marks)
         support = self.support.restrict(states) if kept is None else kept
         return HMM(
-            _renormalise(self.log_init[states]),
+            renormalise(self.log_init[states]),
             transitions,
             self._kept_emissions(states, support),
             support,
@@ -299,6 +314,16 @@ def emission_table(logits: Float[Tensor, "V K"], support: Support) -> Float[Tens
     return (logits - most[ids] - norm[ids]).masked_fill(is_padding, -torch.inf)
 
 
+def emission_rows(hmm: HMM) -> Float[Tensor, "Z V"]:
+    """log p(x | z) of every state and word, -inf where a state may not emit it; a new table."""
+    if hmm.support.is_dense:
+        return hmm.log_emit.T.clone(memory_format=torch.contiguous_format)
+    table = hmm.log_emit.new_full((hmm.num_states, hmm.vocab_size), -torch.inf)
+    cells = hmm.support.state_words
+    table[cells.states, cells.words] = hmm.log_emit[cells.words, cells.slots]
+    return table
+
+
 def log_sums_by_state(
     values: Float[Tensor, "V K"], ids: Int[Tensor, "V K"], num_states: int
 ) -> tuple[Float[Tensor, " Z"], Float[Tensor, " Z"]]:
@@ -312,7 +337,7 @@ def log_sums_by_state(
     return most[:-1], sums[:-1].log()  # the spare cell's log(0) would spoil the gradient
 
 
-def _renormalise(log_probs: Float[Tensor, "*rows Z"]) -> Float[Tensor, "*rows Z"]:
+def renormalise(log_probs: Float[Tensor, "*rows Z"]) -> Float[Tensor, "*rows Z"]:
     """Distributions over what is left of them; -inf - -inf would be NaN where that is nothing."""
     norm = torch.logsumexp(log_probs, -1, keepdim=True)
     return log_probs - torch.where(torch.isfinite(norm), norm, 0.0)

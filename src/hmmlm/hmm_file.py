@@ -38,9 +38,9 @@ def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def read_hmm(path: Path) -> HMM:
+def read_hmm(path: Path, *, check_rows: bool = True) -> HMM:
     """The HMM of a file written by `write_hmm`, checked."""
-    return _hmm_from(path, read_tensors(path))
+    return hmm_from(path, read_tensors(path), check_rows=check_rows)
 
 
 _SHAPES = {
@@ -56,7 +56,8 @@ _SHAPES = {
 """The tensors of a model's file; letters that are the same are sizes that are."""
 
 
-def _hmm_from(path: Path, tensors: dict[str, Tensor]) -> HMM:
+def hmm_from(path: Path, tensors: dict[str, Tensor], *, check_rows: bool = True) -> HMM:
+    """The HMM of the tensors that were in a file, checked."""
     factors = {"trans_left", "trans_right", "trans_log_norm"}
     dense = set(_SHAPES) - factors
     if set(tensors) not in (dense, set(_SHAPES) - {"log_trans"}):
@@ -69,7 +70,7 @@ def _hmm_from(path: Path, tensors: dict[str, Tensor]) -> HMM:
     if "log_trans" in tensors:
         transitions = Dense(tensors["log_trans"])
     else:
-        transitions = Factored(
+        transitions = Factored.stored(
             tensors["trans_left"], tensors["trans_right"], tensors["trans_log_norm"]
         )
     support = Support(
@@ -78,7 +79,8 @@ def _hmm_from(path: Path, tensors: dict[str, Tensor]) -> HMM:
         tensors["log_init"].shape[0],
     )
     try:
-        return HMM(tensors["log_init"], transitions, tensors["log_emit"], support).validate()
+        hmm = HMM(tensors["log_init"], transitions, tensors["log_emit"], support)
+        return hmm.validate(rows=check_rows)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
 

@@ -12,6 +12,12 @@ from torch import Tensor
 
 from hmmlm.products import FLOAT32, Operand, full_products
 
+GROUP = 1 << 24
+"""Cells of a factored table that are made at a time."""
+
+FAR = 1e30
+"""How far below all others products of factors are that stand for a probability of zero."""
+
 
 @dataclass(frozen=True)
 class Dense:
@@ -49,6 +55,18 @@ class Dense:
         """log p(. | source) for the sources from `start` up to `stop`."""
         return self.log_trans[start:stop]
 
+    def rows_of(self, sources: Int[Tensor, " B"]) -> Float[Tensor, "B Z"]:
+        """log p(. | source) for some sources."""
+        return self.log_trans[sources]
+
+    def stretch(self, sources: Int[Tensor, "B K"], start: int, stop: int) -> Float[Tensor, "B K N"]:
+        """log p(z' | source) for z' from `start` up to `stop`; ids of -1 give arbitrary cells."""
+        return self.log_trans[:, start:stop][sources.clamp(min=0)]
+
+    def column(self, state: int) -> Float[Tensor, " S"]:
+        """log p(state | source) for every source."""
+        return self.log_trans[:, state]
+
     def row_error(self, sources: Int[Tensor, " N"]) -> float:
         """Largest |sum_z' p(z' | z) - 1| over the given sources, computed in float64."""
         return _largest_error(self.log_trans[sources].double())
@@ -59,12 +77,22 @@ class Factored:
     """log p(z' | z) = left[z] . right[z'] - log_norm[z]; the Z x Z table is never stored.
 
     `left` is (S, H), `right` is (Z, H) and `log_norm` is (S,), the row's logsumexp over all z'.
+    The last `marks` of the H columns say which part of a mixture a state is of: between two parts
+    they make products of -`FAR`, for which every answer has -inf.
     """
 
     left: Float[Tensor, "S H"]
     right: Float[Tensor, "Z H"]
     log_norm: Float[Tensor, " S"]
     operand: Operand = FLOAT32
+    marks: int = 0
+
+    @staticmethod
+    def stored(
+        left: Float[Tensor, "S H"], right: Float[Tensor, "Z H"], log_norm: Float[Tensor, " S"]
+    ) -> "Factored":
+        """The table with these factors, of which those of a mixture have marks. O(S H)."""
+        return Factored(left, right, log_norm, marks=count_marks(left))
 
     @property
     def num_sources(self) -> int:
@@ -73,6 +101,17 @@ class Factored:
     @property
     def num_states(self) -> int:
         return self.right.shape[0]
+
+    @property
+    def width(self) -> int:
+        """Columns that are no marks."""
+        return self.left.shape[1] - self.marks
+
+    def with_zeros(self, log_probs: Float[Tensor, "*cells"]) -> Float[Tensor, "*cells"]:
+        """Cells of the table, with -inf for what is between two parts of a mixture."""
+        if not self.marks:
+            return log_probs
+        return log_probs.masked_fill(log_probs < -FAR / 2, -torch.inf)
 
     def fields(self) -> tuple[Tensor, ...]:
         return (self.left, self.right, self.log_norm)
@@ -92,28 +131,63 @@ class Factored:
         """log p(destination | source) for all pairs of a row; ids of -1 give arbitrary cells."""
         sources, destinations = sources.clamp(min=0), destinations.clamp(min=0)
         logits = self.left[sources] @ self.right[destinations].transpose(1, 2)  # (B, K, L)
-        return logits - self.log_norm[sources][:, :, None]
+        return self.with_zeros(logits - self.log_norm[sources][:, :, None])
 
     @full_products()
     def rows(self, start: int, stop: int) -> Float[Tensor, "N Z"]:
         """log p(. | source) for the sources from `start` up to `stop`."""
-        return self.left[start:stop] @ self.right.T - self.log_norm[start:stop, None]
+        logits = self.left[start:stop] @ self.right.T
+        return self.with_zeros(logits - self.log_norm[start:stop, None])
+
+    @full_products()
+    def rows_of(self, sources: Int[Tensor, " B"]) -> Float[Tensor, "B Z"]:
+        """log p(. | source) for some sources. O(B Z H) time, and no more memory than the result."""
+        logits = self.left[sources] @ self.right.T
+        return self.with_zeros(logits - self.log_norm[sources][:, None])
+
+    @full_products()
+    def stretch(self, sources: Int[Tensor, "B K"], start: int, stop: int) -> Float[Tensor, "B K N"]:
+        """log p(z' | source) for z' from `start` up to `stop`; ids of -1 give arbitrary cells."""
+        sources = sources.clamp(min=0)
+        logits = self.left[sources] @ self.right[start:stop].T
+        return self.with_zeros(logits - self.log_norm[sources][:, :, None])
+
+    @full_products()
+    def column(self, state: int) -> Float[Tensor, " S"]:
+        """log p(state | source) for every source. O(S H)."""
+        return self.with_zeros(self.left @ self.right[state] - self.log_norm)
 
     def row_error(self, sources: Int[Tensor, " N"]) -> float:
         """Largest |sum_z' p(z' | z) - 1| over the given sources, computed in float64."""
-        logits = self.left[sources].double() @ self.right.double().T
-        return _largest_error(logits - self.log_norm[sources].double()[:, None])
+        right, errors = self.right.double().T, [0.0]
+        for part in sources.split(max(1, GROUP // self.num_states)):
+            logits = self.left[part].double() @ right
+            errors.append(_largest_error(logits - self.log_norm[part].double()[:, None]))
+        return float(torch.tensor(errors, dtype=torch.float64).max())  # NaN, if there is one
 
     @staticmethod
     @full_products()
-    def normalise(left: Float[Tensor, "S H"], right: Float[Tensor, "Z H"]) -> "Factored":
+    def normalise(
+        left: Float[Tensor, "S H"], right: Float[Tensor, "Z H"], marks: int = 0
+    ) -> "Factored":
         """The table with these factors, its normaliser computed a tile of rows at a time."""
-        step = max(1, (1 << 24) // max(1, right.shape[0]))
-        norms = [torch.logsumexp(part @ right.T, -1) for part in left.split(step)]
-        return Factored(left, right, torch.cat(norms))
+        step = max(1, GROUP // max(1, right.shape[0]))
+        norms = torch.cat([torch.logsumexp(part @ right.T, -1) for part in left.split(step)])
+        return Factored(left, right, whole_norms(norms, marks), marks=marks)
 
 
 Transitions = Dense | Factored
+
+
+def count_marks(left: Float[Tensor, "S H"]) -> int:
+    """How many of the last columns of a factor are marks: from the first that is far off."""
+    is_far = (left < -FAR / 2).any(0)
+    return len(is_far) - int(is_far.int().argmax()) if bool(is_far.any()) else 0
+
+
+def whole_norms(norms: Float[Tensor, " S"], marks: int) -> Float[Tensor, " S"]:
+    """Normalisers of factors with marks: 0 for a row that leads nowhere, which stays far off."""
+    return norms.masked_fill(norms < -FAR / 2, 0.0) if marks else norms
 
 
 def _largest_error(log_rows: Tensor) -> float:

@@ -12,6 +12,7 @@ from hmmlm.hmm import HMM
 from hmmlm.inference import block_kernels, dense_kernels, dispatch
 from hmmlm.inference.chain import Chain
 from hmmlm.inference.kernels import count
+from hmmlm.mixture import mixture
 from hmmlm.results import Belief, Counts, StateProbs
 from hmmlm.support import Support
 from hmmlm.transitions import Dense, Factored
@@ -44,12 +45,16 @@ SUPPORTS = {
 }
 STRETCHES = [
     (shape, *how)
-    for shape in SUPPORTS
-    for how in ((100, False), (4, True), (1, False))
-    if shape != "overlapping"
+    for shape in ("blocks", "one tile", "dense")
+    for how in (
+        (100, False, "dense"),
+        (100, False, "factored"),
+        (4, True, "factored"),
+        (1, False, "dense"),
+    )
 ]
-STRETCHES += [("overlapping", 4, False), ("overlapping", 4, True)]
-"""Shapes, with steps of a stretch, and whether belief was carried."""
+STRETCHES += [("overlapping", 4, False, "dense"), ("overlapping", 4, True, "factored")]
+"""Shapes, with steps of a stretch, whether belief was carried, and transitions."""
 
 WITHOUT_GAPS = ("blocks", "overlapping")
 """Shapes whose kernels know no missing token."""
@@ -77,10 +82,9 @@ def carried_belief(hmm: HMM) -> tuple[Belief, Belief]:
     return belief, Belief(*(part.to(DEVICE) for part in belief))
 
 
-@pytest.mark.parametrize("transitions", TRANSITIONS)
-@pytest.mark.parametrize(("shape", "stretch", "carried"), STRETCHES)
+@pytest.mark.parametrize(("shape", "stretch", "carried", "transitions"), STRETCHES)
 def test_every_function(
-    shape: str, transitions: str, stretch: int, carried: bool, monkeypatch
+    shape: str, stretch: int, carried: bool, transitions: str, monkeypatch
 ) -> None:
     """In one stretch and in many, from p(z1) and from a belief that was carried."""
     hmm = make_hmm(how_made(shape, stretch, monkeypatch), transitions, scale=0.7)
@@ -122,9 +126,8 @@ def ask_everything(
             close(ours.token_log_probs, truth.token_log_probs, within)
 
 
-@pytest.mark.parametrize("transitions", TRANSITIONS)
-@pytest.mark.parametrize(("shape", "stretch", "carried"), STRETCHES)
-def test_paths(shape: str, transitions: str, stretch: int, carried: bool, monkeypatch) -> None:
+@pytest.mark.parametrize(("shape", "stretch", "carried", "transitions"), STRETCHES)
+def test_paths(shape: str, stretch: int, carried: bool, transitions: str, monkeypatch) -> None:
     """The best path is as good as the reference's, and is what it says; drawn ones are possible."""
     hmm = make_hmm(how_made(shape, stretch, monkeypatch), transitions, scale=0.7)
     there = hmm.to(DEVICE, torch.float32)
@@ -501,3 +504,26 @@ def test_a_kernel_where_there_is_no_gpu(monkeypatch) -> None:
     hmm = make_hmm(BLOCKS, "dense", dtype=torch.float32)
     with pytest.raises(InputError, match="this is cpu; use scaled"):
         inference.log_prob(hmm, tokens(), implementation="kernel")
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero")  # of the interpreter
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_no_text_goes_from_part_to_part_of_a_mixture(dtype: torch.dtype) -> None:
+    """Nor between two blocks each of which has states of one part alone."""
+    parts = [make_hmm("blocks", "factored", seed=seed, dtype=dtype) for seed in (1, 2)]
+    whole = mixture(parts).to(DEVICE)
+    for states in (None, [0, 1, 6, 7]):
+        hmm = whole if states is None else whole.restrict(torch.tensor(states))
+        text = torch.tensor([[0, 1, 2], [0, 3, 0], [1, 4, 2]], device=DEVICE)
+        ours, truth = (
+            inference.counts(hmm, text, implementation=how) for how in ("kernel", "reference")
+        )
+        close(ours.log_evidence, truth.log_evidence.cpu())
+        for a, b in zip(ours.fields(), truth.fields(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+        ours, truth = (
+            inference.viterbi(hmm, text, implementation=how) for how in ("kernel", "reference")
+        )
+        assert ours.states.equal(truth.states)
+        close(ours.log_prob, truth.log_prob.cpu())
+        assert torch.isneginf(truth.log_prob).tolist() == [states is not None, False, False]

@@ -4,6 +4,8 @@ In float32 at odd sizes, messages in float64 too, on memory that is full of NaN 
 writes to it.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -233,7 +235,7 @@ SHAPES = {
 
 
 MESSAGES = [(shape, False) for shape in SHAPES]
-MESSAGES += [(shape, True) for shape in ("blocks", "one step", "wide")]
+MESSAGES += [(shape, True) for shape in ("blocks", "one step", "wide", "dense", "one state")]
 
 
 @pytest.mark.parametrize("kind", ["factored", "dense"])
@@ -270,33 +272,102 @@ def test_counts(shape: str, wide: bool, kind: str, operand: Operand) -> None:
         agree(one, other, operand)
 
 
-@pytest.mark.parametrize("dense", [True, False])
-def test_rows_that_lose_digits_are_marked_and_harm_no_other(dense: bool) -> None:
+def test_rows_that_lose_digits_are_marked_and_harm_no_other() -> None:
     """A word 200 nats from the rest, where it meets the only state that explains what follows."""
-    support = Support.dense(3, 2) if dense else Support.from_clusters([0, 0, 1], [2, 1])
-    hmm, tokens, lengths, restart = chain(support, "dense", 2, 4)
-    hmm.log_emit[1, 0] = -200.0
-    tokens = torch.tensor([[0, 0, 0, 0], [0, 1, 0, 0]])
-    restart[:, 1:] = False
-    lengths[:] = 4
-    there = hmm.to(DEVICE, torch.float32)
-    times = torch.ones(2)
-    given = (part.to(DEVICE) for part in (tokens, restart, lengths, times))
+    support = Support.from_clusters([0, 0, 1], [2, 1])
+    there, given = far_behind(support, 200.0)
     ours = count(there, *given)
     assert ours.low.tolist() == [False, True]
-    alone = (part[:1].to(DEVICE) for part in (tokens, restart, lengths, times))
+    alone = [part[:1] for part in given]
     torch.testing.assert_close(ours.log_scales[:1], count(there, *alone).log_scales)
 
 
+def far_behind(support: Support, gap: float) -> tuple[HMM, list[Tensor]]:
+    """In the second row a state is as far behind another as a gap says; nothing depends on it."""
+    hmm, tokens, lengths, restart = chain(support, "dense", 2, 4)
+    hmm.log_emit[1, 0] = -gap
+    tokens = torch.tensor([[0, 0, 0, 0], [0, 1, 0, 0]])
+    restart[:, 1:] = False
+    lengths[:] = 4
+    given = [part.to(DEVICE) for part in (tokens, restart, lengths, torch.ones(2))]
+    return hmm.to(DEVICE, torch.float32), given
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize(("gap", "behind"), [(200.0, "emit"), (900.0, "emit"), (200.0, "trans")])
+def test_dense_rows_are_as_good_as_exact_where_nothing_depends_on_lost_digits(
+    gap: float, behind: str, wide: bool
+) -> None:
+    support = Support.dense(3, 3)
+    there, given = far_behind(support, gap if behind == "emit" else 1.0)
+    if behind == "trans":
+        assert isinstance(there.transitions, Dense)
+        there.transitions.log_trans[:, 1] = -gap
+        there = replace(there, transitions=Dense(there.transitions.log_trans.log_softmax(1)))
+    ours = count(there, *given, wide=wide)
+    assert not ours.low.any()
+    truth = counts(
+        there.to("cpu", torch.float64),
+        given[0].cpu(),
+        restart=given[1].cpu(),
+        implementation="reference",
+    )
+    evidence = float(ours.log_scales.double().sum())
+    assert evidence == pytest.approx(float(truth.log_evidence.sum()), abs=1e-5)
+    for one, other in zip(ours.fields, truth.fields(), strict=True):
+        agree(one, other, FLOAT32)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("apart", [-torch.inf, -40.0])
+@pytest.mark.parametrize("words", [(1, 28.0, 8), (14, 8.0, 29), (1, 28.0, 3)])
+def test_a_path_that_both_passes_lose(words: tuple[int, float, int], apart: float, wide: bool):
+    """One state falls behind, comes back, and falls behind again: each pass has lost it."""
+    begin, gap, middle = words
+    first = 110.0 if begin == 1 else gap
+    if wide:
+        first, gap, apart = (7 * part for part in (first, gap, apart))
+    trans = torch.tensor([[0.0, apart], [apart, 0.0]]).double().log_softmax(1)
+    emit = torch.tensor([[0.0, 0.0], [-1.0, -1.0 - first], [-1.0 - gap, -1.0]]).double()
+    emit[0] = torch.log1p(-emit[1:].exp().sum(0))
+    hmm = HMM(torch.tensor([0.5, 0.5]).double().log(), Dense(trans), emit, Support.dense(3, 2))
+    text = [0, *[1] * begin, *[2] * middle, *[1] * begin, 0]
+    tokens, restart = torch.tensor([text, [0] * len(text)]), torch.zeros(2, len(text)) > 0
+    restart[:, 0] = True
+    lengths = torch.tensor([len(text), 3])
+    there = hmm.to(DEVICE, torch.float32)
+    given = [part.to(DEVICE) for part in (tokens, restart, lengths, torch.ones(2))]
+    ours = count(there, *given, wide=wide)
+    truth = counts(
+        there.to("cpu", torch.float64),
+        tokens,
+        lengths=lengths,
+        restart=restart,
+        implementation="reference",
+    )
+    assert not ours.low[1]
+    assert middle != 3 or not ours.low[0]  # it stays behind, and nothing depends on it
+    if not ours.low[0]:
+        found = ours.log_scales.double().sum(1).cpu()
+        torch.testing.assert_close(found, truth.log_evidence, rtol=1e-6, atol=1e-4)
+        for one, other in zip(ours.fields, truth.fields(), strict=True):
+            agree(one, other, FLOAT32)
+
+
 @pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value")  # of the interpreter
+@pytest.mark.parametrize("support", [Support.from_clusters([0, 0, 1], [2, 1]), Support.dense(3, 3)])
 @pytest.mark.parametrize("kind", ["factored", "dense"])
 @pytest.mark.parametrize(("gap", "is_low"), [(200.0, False), (690.0, True), (800.0, True)])
-def test_what_float64_holds_and_what_is_marked_there(gap: float, is_low: bool, kind: str) -> None:
+def test_what_float64_holds_and_what_is_marked_there(
+    gap: float, is_low: bool, kind: str, support: Support
+) -> None:
     """The path goes through a state that is far behind another, which leads hardly anywhere."""
-    support = Support.from_clusters([0, 0, 1], [2, 1])
     hmm, tokens, lengths, restart = chain(support, "dense", 2, 4)
     log_trans, emit = hmm.transitions.rows(0, 3).clone(), hmm.log_emit.clone()
     log_trans[1, 0], emit[0, 1], emit[1, 0] = -300.0, -torch.inf, -gap
+    if support.is_dense:  # the other path must be hopeless, or nothing would depend on this one
+        log_trans[1, 0], emit[:2, 2] = -900.0, -torch.inf
+    log_trans = log_trans.log_softmax(1)  # of a dense chain predictions are made to sum to one
     table = Dense(log_trans)
     if kind == "factored":
         table = Factored(log_trans, torch.eye(3).double(), torch.zeros(3).double())
@@ -315,10 +386,9 @@ def test_what_float64_holds_and_what_is_marked_there(gap: float, is_low: bool, k
             agree(one, other, FLOAT32)
 
 
-@pytest.mark.parametrize("dense", [True, False])
-def test_a_transition_too_small_for_a_number_is_marked(dense: bool) -> None:
+def test_a_transition_too_small_for_a_number_is_marked() -> None:
     """It is not impossible, and may be what explains the rest of the text."""
-    support = Support.dense(3, 2) if dense else Support.from_clusters([0, 0, 1], [2, 1])
+    support = Support.from_clusters([0, 0, 1], [2, 1])
     hmm, tokens, lengths, restart = chain(support, "dense", 1, 3)
     assert isinstance(hmm.transitions, Dense)
     hmm.transitions.log_trans[:, 1] = -200.0

@@ -1,5 +1,7 @@
 """The HMM value: checked tables, subsets, tiles."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -161,3 +163,32 @@ def test_long_run_of_a_chain_that_goes_round_in_circles() -> None:
     log_trans = torch.eye(3).roll(1, 1).log()
     hmm = HMM.from_tables(torch.tensor([1.0, 0, 0]).log(), log_trans, torch.zeros(3, 1))
     torch.testing.assert_close(hmm.long_run(), torch.full((3,), 1 / 3), rtol=0, atol=1e-5)
+
+
+def test_of_a_large_table_rows_all_over_it_are_looked_at(monkeypatch) -> None:
+    hmm = make_hmm("blocks", "factored")
+    seen = []
+    plain = Factored.rows
+    monkeypatch.setattr(
+        Factored, "rows", lambda self, a, b: (seen.append((a, b)), plain(self, a, b))[1]
+    )
+    hmm.validate()
+    assert seen == [(0, 4)]
+    seen.clear()
+    monkeypatch.setattr("hmmlm.hmm.CHECKED", 15)
+    monkeypatch.setattr("hmmlm.hmm.SAMPLED", 8)
+    monkeypatch.setattr("hmmlm.hmm.GROUP", 4)
+    hmm.validate()
+    assert seen == [(0, 1), (2, 3)]
+    wrong = hmm.transitions.log_norm + torch.tensor([0.0, 0.0, 0.1, 0.0], dtype=torch.float64)
+    left, right, _ = hmm.transitions.fields()
+    with pytest.raises(ValueError, match=r"of state 2 sum to 0\.90"):
+        replace(hmm, transitions=hmm.transitions.with_fields(left, right, wrong)).validate()
+    error = hmm.transitions.with_fields(left, right, wrong).row_error(torch.arange(4))
+    monkeypatch.setattr("hmmlm.transitions.GROUP", 4)
+    again = hmm.transitions.with_fields(left, right, wrong)
+    assert (
+        again.row_error(torch.arange(4)) == pytest.approx(error) == pytest.approx(0.0952, abs=1e-4)
+    )
+    lost = again.with_fields(left, right, torch.full_like(wrong, torch.nan))
+    assert lost.row_error(torch.arange(4)) != lost.row_error(torch.arange(4))

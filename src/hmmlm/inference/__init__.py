@@ -4,7 +4,7 @@ Every function takes `tokens` (B, T), where -1 marks a missing token, and, by ke
 the rows; a `belief` carried over from an earlier segment; `reset_id`, a token after which the next
 state is drawn from p(z1) again; `implementation`: "auto", "reference" (log space), "scaled" (matrix
 products; not `viterbi`), "kernel" (Triton's, on a GPU) or "scan" (associative over time;
-`log_prob`, `filter` and `smooth` only).
+`log_prob`, `filter`, `smooth` and `token_log_probs` only).
 
 Soft evidence, weights of words in place of a word, comes as `log_weights` (N, V): the token V + n
 stands for row n. The functions of gaps, of several paths and of single tokens take it; for the
@@ -13,7 +13,7 @@ others `soften` makes an HMM that knows such tokens.
 
 from hmmlm.inference.conditioning import fill_log_prob, sample_fills, word_log_probs
 from hmmlm.inference.decoding import best_paths, min_risk_path, path_entropy
-from hmmlm.inference.evidence import filter, log_prob
+from hmmlm.inference.evidence import filter, log_prob, token_log_probs
 from hmmlm.inference.gaps import gap_lengths, sample_gap
 from hmmlm.inference.information import (
     cross_entropy,
@@ -51,6 +51,7 @@ __all__ = [
     "soften",
     "start",
     "state_information",
+    "token_log_probs",
     "viterbi",
     "word_information",
     "word_log_probs",

@@ -1,5 +1,7 @@
 """Passes over chains of tiles by Triton kernels, a stretch of steps at a time."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -38,11 +40,12 @@ class BlockKernel(OnGpu):
         self.through = through
         self.before = torch.where(through, self.here.roll(1, 1), tiles_kernel.NONE)
         self.factors: tuple[Tensor, Tensor] | None = None
+        self.marks = 0
         self.dtype, (dtype, self.precision) = chain.hmm.dtype, table.operand
         if self.dtype == torch.float64:
             dtype, self.precision = self.dtype, "ieee"
         if isinstance(table, Factored):
-            self.factors = table.left.to(dtype), table.right.to(dtype)
+            self.factors, self.marks = (table.left.to(dtype), table.right.to(dtype)), table.marks
         self.kept: dict[tuple[int, int], tuple[tiles_kernel.Map, tiles_kernel.Squares]] = {}
 
     @property
@@ -203,12 +206,13 @@ class BlockKernel(OnGpu):
             if not self.chain.hmm.support.is_partition:
                 where = tiles_kernel.used(where)
             where = tiles_kernel.share(where, with_order=not self.chain.dense)
-            fields, how = self.chain.hmm.transitions.fields(), {"turned": self.back}
+            fields = self.chain.hmm.transitions.fields()
+            how: dict[str, Any] = {"turned": self.back, "dtype": self.dtype}
             if self.factors is None:
-                made = tiles_kernel.squares_of_table(fields[0], where, dtype=self.dtype, **how)
+                made = tiles_kernel.squares_of_table(fields[0], where, **how)
             else:
                 made = tiles_kernel.squares_of_factors(
-                    *self.factors, fields[2], where, self.precision, dtype=self.dtype, **how
+                    *self.factors, fields[2], where, self.precision, marks=self.marks, **how
                 )
             self.kept = {(begin, end): (where, made)}
         return self.kept[begin, end]

@@ -1,6 +1,7 @@
 """Tokens laid over an HMM: what every recursion asks for, step by step."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +14,7 @@ from hmmlm.hmm import HMM
 from hmmlm.ops.links import TILE, Link, Table, Tiles, Wide, gather, spread
 from hmmlm.ops.messages import reference, scaled
 from hmmlm.results import Belief
+from hmmlm.transitions import Dense
 
 MISSING = -1
 """The id of a token that is there but unknown: it is summed over."""
@@ -23,6 +25,9 @@ FEW = 1 << 23
 
 ENTERED = 1 << 26
 """Cells of the tiles between the states of a carried belief and those of the first words."""
+
+LIFT = -230.0
+"""The log of a probability that matters to no sum, and whose cube float64 still holds."""
 
 
 class Chain:
@@ -140,6 +145,29 @@ class Chain:
         part.hmm = self.hmm.to(dtype=torch.float64)
         part.table = make_table(part.hmm)
         return part, "scaled"
+
+    def lifted(self) -> "Chain | None":
+        """The chain with nothing in its tables so small that float64 could lose it on the way.
+
+        No number of theirs becomes smaller, so that no message says less than the truth. None
+        where tables cannot be changed so: where words have few states, those may be factors.
+        """
+        hmm = self.hmm
+        if hmm.dtype != torch.float64 or not self.dense or not self.table.is_resident:
+            return None
+        if self.soft is not None or hmm.transitions.num_sources != hmm.num_states:
+            return None
+        least = torch.tensor(LIFT, dtype=hmm.dtype, device=hmm.device)
+        log_emit = hmm.log_emit.clamp(min=2 * LIFT)
+        part = self.select(torch.arange(self.batch, device=hmm.device))
+        part.hmm = replace(
+            hmm,
+            log_init=torch.logaddexp(hmm.log_init, least),
+            transitions=Dense(torch.logaddexp(self.table.log_rows, least)),
+            log_emit=torch.where(hmm.log_emit > -torch.inf, log_emit, -torch.inf),
+        )
+        part.table = make_table(part.hmm)
+        return part
 
     def states(self, step: int) -> Int[Tensor, "B K"] | None:
         """The local ids of the states of a step, padded with -1; None when it has all of them."""

@@ -114,7 +114,7 @@ class DenseKernel(OnGpu):
         weight = passed.backs[:, 1] * chain.emission(start).exp()
         ones = torch.ones_like(times)
         met = counts_kernel.meet(passed, log_emit, tokens, restart, ends, ones)
-        low |= passed.low[0] > 0
+        low |= met.low > 0
         used = torch.where(low, 0.0, times)
         # What was lost may be no number, which times nothing is not nothing: it is left out.
         unused = (used == 0)[:, None, None]

@@ -22,6 +22,9 @@ from hmmlm.inference.scan import SCAN, Scan
 from hmmlm.ops.links import gather
 from hmmlm.results import Belief, LogProb, StateProbs
 
+SLIGHT = 1e-9
+"""Nats that the score of a text may lack before rows that lost digits are taken in log space."""
+
 
 def log_prob(
     hmm: HMM,
@@ -60,6 +63,28 @@ def log_prob(
     return without_gradient(result, "log_prob(...)", hmm)._replace(log_evidence=evidence)
 
 
+def token_log_probs(
+    hmm: HMM,
+    tokens: Int[Tensor, "B T"],
+    *,
+    lengths: Int[Tensor, " B"] | None = None,
+    belief: Belief | None = None,
+    reset_id: int | None = None,
+    restart: Bool[Tensor, "B T"] | None = None,
+    implementation: str = "auto",
+) -> Float[Tensor, "B T"]:
+    """log p(x_t | x_<t) of every token, as `log_prob` has it, where nothing else is wanted.
+
+    States that are far behind the others matter to the belief that is left at the end even where
+    no token depends on them. Dense states are not taken in log space for their sake here.
+    """
+    chain = Chain(hmm, tokens, lengths=lengths, belief=belief, reset_id=reset_id, restart=restart)
+    with torch.no_grad():
+        run = partial(score_chain, chain, ends=True)
+        result, _ = answer(implementation, (*WITH_KERNEL, SCAN), chain, run)
+    return without_gradient(result, "token_log_probs(...)", hmm).token_log_probs
+
+
 def filter(
     hmm: HMM,
     tokens: Int[Tensor, "B T"],
@@ -79,12 +104,17 @@ def filter(
     return without_gradient(with_scores(result, scores), "filter(...)", hmm)
 
 
-def score_chain(chain: Chain, name: str, record: StateProbs | None = None) -> LogProb:
-    """The forward pass, with every filtered message written to `record` if there is one."""
+def score_chain(
+    chain: Chain, name: str, record: StateProbs | None = None, ends: bool = False
+) -> LogProb:
+    """The forward pass, with every filtered message written to `record` if there is one.
+
+    If the text `ends` the belief is not wanted, and is not to be used.
+    """
     if name == SCAN:
         doubt = torch.zeros(chain.batch, dtype=torch.bool, device=chain.hmm.device)
         return run_pieces(Scan(chain), _forward_rows, _forward_rows, doubt, record)
-    return run_rows(chain, name, _forward_rows, record)
+    return run_rows(chain, name, _forward_rows, record, ends)
 
 
 @runtime_checkable
@@ -105,29 +135,66 @@ class Pass(Protocol):
     ) -> Bool[Tensor, " B"]: ...
 
 
-def run_rows(chain: Chain, name: str, run: Pass, record: StateProbs | None) -> LogProb:
-    """Runs a pass over all rows, and again, in a wider arithmetic, over those that lost digits."""
+def run_rows(
+    chain: Chain, name: str, run: Pass, record: StateProbs | None, ends: bool = False
+) -> LogProb:
+    """Runs a pass over all rows, and again, in a wider arithmetic, over those that lost digits.
+
+    If the text `ends`, over those whose scores could depend on them.
+    """
     everything = torch.arange(chain.batch, device=chain.hmm.device)
-    scores, final = _run_widening(chain, name, run, everything, record)
+    scores, final = _run_widening(chain, name, run, everything, record, ends)
     return LogProb(scores, scores.double().sum(1), final.belief())
 
 
 def _run_widening(
-    chain: Chain, name: str, run: Pass, rows: Int[Tensor, " B"], record: StateProbs | None
+    chain: Chain,
+    name: str,
+    run: Pass,
+    rows: Int[Tensor, " B"],
+    record: StateProbs | None,
+    ends: bool,
 ) -> tuple[Float[Tensor, "B T"], "LastMessage"]:
     scores = torch.zeros(chain.active.shape, dtype=chain.hmm.dtype, device=chain.hmm.device)
     final = LastMessage(chain)
     low = run(chain, name, rows, scores, final, record)
+    if ends and name != "reference" and low.any():
+        low = low & _depends(chain, name, run, rows, scores, low)
     if name != "reference" and low.any():
         lost = low.nonzero().flatten()
         part, wider = widened(chain, name, lost)
         part_record = None if record is None else empty_state_probs(part)
-        part_scores, part_final = _run_widening(part, wider, run, rows[lost], part_record)
+        part_scores, part_final = _run_widening(part, wider, run, rows[lost], part_record, ends)
         scores[lost] = part_scores.to(scores.dtype)
         final.replace(lost, part_final)
         if record is not None and part_record is not None:
             replace_rows(chain, record, part_record, lost)
     return scores, final
+
+
+def _depends(
+    chain: Chain,
+    name: str,
+    run: Pass,
+    rows: Int[Tensor, " B"],
+    scores: Float[Tensor, "B T"],
+    low: Bool[Tensor, " B"],
+) -> Bool[Tensor, " B"]:
+    """Whether the scores of rows that lost digits could be others without the loss.
+
+    What is lost makes them too small. A pass over tables that lose nothing, and are nowhere
+    smaller, makes them too large, so that the truth lies in between.
+    """
+    lost = low.nonzero().flatten()
+    part = chain.select(lost).lifted()
+    if part is None:
+        return low
+    above = torch.zeros_like(scores[lost])
+    run(part, name, rows[lost], above, LastMessage(part), None)
+    between = (above - scores[lost]).cumsum(1)
+    depends = low.clone()
+    depends[lost] = ~(between.abs() <= SLIGHT).all(1)  # so too where one is no number
+    return depends
 
 
 def run_pieces(

@@ -49,7 +49,7 @@ def _moves(
     if isinstance(table, Dense):
         return table.log_trans[sources, states]
     left, right = F.embedding(sources, table.left), F.embedding(states, table.right)
-    return (left * right).sum(2) - table.log_norm[sources]
+    return table.with_zeros((left * right).sum(2) - table.log_norm[sources])
 
 
 def _emissions(

@@ -15,6 +15,7 @@ from hmmlm.transitions import Dense, Factored
 class KernelCounts(NamedTuple):
     """Counts in the order of `HMM.fields`, float32; rows that are `low` lost digits.
 
+    `log_scales` sum to the log evidence of a row; of dense chains a single one need not be exact.
     With a `first`, those of it come last, and `log_last` is log p(z | all words) of the states of
     each row's last word.
     """
@@ -40,13 +41,12 @@ def count(
     Unless `first` is given: where `restart` does not say so, the first step's states then have
     these log-probabilities. `ends` are the numbers of steps, 0 for a row that is none. Nothing is
     checked: the caller knows that sources are the states and that the ids are those of words.
-    `wide` messages are float64. Dense chains know neither a `first` nor other messages than
-    float32.
+    `wide` messages are float64. Dense chains know no `first`.
     """
     tokens, restart = tokens.contiguous(), restart.contiguous()
     if hmm.support.is_dense:
-        assert first is None and not wide
-        return _dense(hmm, tokens, restart, ends, times)
+        assert first is None
+        return _dense(hmm, tokens, restart, ends, times, wide)
     messages = torch.float64 if wide else torch.float32
     return _blocks(hmm, tokens, restart, ends, times, first, messages)
 
@@ -78,7 +78,7 @@ def _blocks(
         dtype, precision = table.operand
         left, right = table.left.to(dtype), table.right.to(dtype)
         squares = tiles_kernel.squares_of_factors(
-            left, right, table.log_norm, where, precision, dtype=messages
+            left, right, table.log_norm, where, precision, dtype=messages, marks=table.marks
         )
     else:
         squares = tiles_kernel.squares_of_table(table.log_trans, where, dtype=messages)
@@ -151,26 +151,28 @@ def _rows(table: Factored) -> Float[Tensor, "Z Z"]:
     """log p(to | from), whose factors are exact in the type of the operand."""
     dtype = table.operand.dtype
     logits = product(table.left.to(dtype), table.right.to(dtype).T)
-    return logits.sub_(table.log_norm[:, None])
+    return table.with_zeros(logits.sub_(table.log_norm[:, None]))
 
 
-def _dense(hmm: HMM, tokens: Tensor, restart: Tensor, ends: Tensor, times: Tensor) -> KernelCounts:
+def _dense(
+    hmm: HMM, tokens: Tensor, restart: Tensor, ends: Tensor, times: Tensor, wide: bool
+) -> KernelCounts:
     from hmmlm.ops.dense_chain import counts_kernel, kernel
     from hmmlm.ops.row_sums.kernel import sum_rows
 
     table, dtype = hmm.transitions, hmm.transitions.operand.dtype
     log_rows = table.rows(0, hmm.num_states) if isinstance(table, Dense) else _rows(table)
-    matrix = kernel.Matrix.of(log_rows, dtype)
+    matrix = kernel.Matrix.of(log_rows, torch.float64 if wide else dtype)
     given = hmm.log_emit, tokens, restart, ends
-    # Whether a zero is impossible or was lost nobody can tell without waiting: the row is redone.
-    passed = kernel.run(matrix, hmm.log_init.exp(), *given, exact_zeros=False)
+    initial = hmm.log_init.to(matrix.sums.dtype).exp()
+    passed = kernel.run(matrix, initial, *given, exact_zeros=False)
     met = counts_kernel.meet(passed, *given, times)
-    counts = counts_kernel.pair_counts(matrix, met)
-    flat = met.posteriors.flatten(0, 1)
+    counts = counts_kernel.pair_counts(matrix, met).float()
+    flat = met.posteriors.flatten(0, 1).float()
     emit = sum_rows(tokens.flatten(), flat, hmm.vocab_size)
     starts = restart.flatten().to(flat.dtype) @ flat
     fields = (counts,)
     if not isinstance(table, Dense):
         left, right, narrow = (part.to(dtype) for part in (table.left, table.right, counts))
         fields = (product(narrow, right), product(narrow.T, left), -counts.sum(1))
-    return KernelCounts(met.log_scales, (starts, *fields, emit), (passed.low > 0).any(0))
+    return KernelCounts(met.log_scales, (starts, *fields, emit), met.low > 0)

@@ -86,9 +86,8 @@ def _sample(
     paths = torch.full_like(out, -1)
     lengths = torch.full((rows,), length, device=hmm.device)
     running = torch.ones_like(fresh)
-    everything = torch.arange(hmm.num_states, device=hmm.device)
     for step in range(length):
-        onward = hmm.transitions.tile(source[:, None], everything.expand(rows, -1))[:, 0]
+        onward = hmm.transitions.rows_of(source)
         source = draw(torch.where(fresh[:, None], hmm.log_init, onward), generator)
         token = draw_words(hmm, source, generator)
         out[:, step] = torch.where(running, token, -1)

@@ -21,6 +21,7 @@ from hmmlm.ops.messages import reference, scaled
 from hmmlm.products import full_products
 from hmmlm.results import Belief
 from hmmlm.storage import new_file
+from hmmlm.transitions import Factored
 
 
 @dataclass(frozen=True)
@@ -174,16 +175,30 @@ def next_state_log_probs(state: State) -> Float[Tensor, "B Z"]:
         return initial
     sources = hmm.local_sources(belief.checked().states)
     message = torch.where(belief.fresh[:, None], -torch.inf, belief.log_probs)
-    if sources.numel() < hmm.num_states:
+    if len(sources) == 1 and isinstance(hmm.transitions, Factored):
+        following = _from_one(hmm.transitions, sources[0], message[0])[None]
+    elif sources.numel() < hmm.num_states:
         everything = torch.arange(hmm.num_states, device=hmm.device)
         following = message.new_empty(len(sources), hmm.num_states)
         for part in everything.split(max(1, TILE // sources.numel())):
             names = part.expand(len(sources), -1)
-            tile = hmm.transitions.tile(sources, names)
-            following[:, part] = reference.push(Tiles(tile, sources, names), message)[0]
+            start, stop = int(part[0]), int(part[-1]) + 1
+            tile = hmm.transitions.stretch(sources, start, stop)
+            following[:, start:stop] = reference.push(Tiles(tile, sources, names), message)[0]
     else:
         following = predict(Wide(entry_table(hmm, state.table), sources), message)
     return torch.where(belief.fresh[:, None], initial, following)
+
+
+def _from_one(
+    table: Factored, sources: Int[Tensor, " K"], message: Float[Tensor, " K"]
+) -> Float[Tensor, " Z"]:
+    """log sum_k p(z_k) p(z' | z_k) for every z', which the sum runs along in memory."""
+    left = table.left[sources.clamp(min=0)].T
+    weights = message - table.log_norm[sources.clamp(min=0)]
+    parts = table.right.split(max(1, TILE // len(sources)))
+    joints = (table.with_zeros(torch.addmm(weights, part, left)) for part in parts)
+    return torch.cat([torch.logsumexp(joint, 1) for joint in joints])
 
 
 @full_products()

@@ -69,7 +69,7 @@ def room(device: torch.device, share: int, most: int) -> int:
 
 
 def product(one: Tensor, other: Tensor, out: Tensor | None = None) -> Tensor:
-    """A product of matrices summed in float32."""
-    if one.dtype == torch.float32:
+    """A product of matrices summed in float32, or in float64 where they are."""
+    if one.dtype.itemsize >= 4:
         return torch.mm(one, other, out=out)
     return torch.mm(one, other, out_dtype=torch.float32, out=out)

@@ -3,8 +3,11 @@
 A step's messages lie in the slot after it: slot 0 of (B, T + 1, Z) stands before the first step.
 A program makes some columns of some rows, and what they sum to, for the step after to divide by.
 Messages that products read are kept in the type of the matrix, `operand`; what is not a sum of
-products stays float32. A matrix rounded to bfloat16 has rows that do not sum to one: predictions
-are divided by what they sum to, so that they still do.
+products stays float32, or is float64 as well where the matrix is. A matrix rounded to bfloat16 has
+rows that do not sum to one: predictions are divided by what they sum to, so that they still do.
+
+Passes that are made together (`FLOOR`) never say less than the truth: what may have lost digits is
+as much as it can be. Where they meet, that tells what was lost from what matters.
 """
 
 from typing import NamedTuple
@@ -32,18 +35,24 @@ class Matrix(NamedTuple):
 
     @staticmethod
     def of(log_rows: Tensor, operand: torch.dtype) -> "Matrix":
-        probs = log_rows.exp().to(operand).contiguous()
-        return Matrix(probs, probs.sum(1, dtype=torch.float32))
+        wide = torch.float64 if operand == torch.float64 else torch.float32
+        probs = log_rows.to(wide).exp().to(operand).contiguous()
+        return Matrix(probs, probs.sum(1, dtype=wide))
 
 
 class Passed(NamedTuple):
-    """Both passes, (B, T + 1, Z) each, not yet over their sums; `low` (2, B) marks lost rows."""
+    """Both passes, (B, T + 1, Z) each, not yet over their sums.
+
+    `low` (2, B) marks rows in which a possible state lost digits on one of the passes; `parts`, if
+    both were made together, are the sums of messages and of weights in parts, (B, T + 1, P).
+    """
 
     joints: Tensor
     messages: Tensor
     backs: Tensor
     weights: Tensor
     low: Tensor
+    parts: tuple[Tensor, Tensor] | None = None
 
 
 @triton.jit
@@ -120,9 +129,10 @@ def _parts(parts, slots, P, WIDE: tl.constexpr, BEST: tl.constexpr):
 @triton.jit
 def _forward(
     time, part, made, probs, sums, initial, log_emit, tokens, restart, ends, joints, messages,
-    parts, low, B, T, Z, P, LEAST, ZERO,
-    HOW: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr,
-    STAGES: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    parts, low, B, T, Z, P, LEAST: tl.constexpr, ZERO,
+    FLOOR: tl.constexpr, HOW: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    INNER: tl.constexpr, STAGES: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """To the slot after step `time`, from the one before. What is past a row's end is not kept."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -140,12 +150,16 @@ def _forward(
                           PRECISION)  # fmt: skip
     total = _parts(parts, safe * (T + 1) + time, P, WIDE, HOW == BEST)
     prediction = sum_of / tl.where(total > 0, total, 1.0)[:, None]
+    if FLOOR:
+        prediction = tl.maximum(prediction, (LEAST / tl.maximum(total, LEAST))[:, None])
     fresh = tl.load(restart + safe * T + time, mask=active, other=0) != 0
     start = tl.load(initial + columns, mask=columns < Z, other=0.0)
     prediction = tl.where(fresh[:, None], start[None, :], prediction)
     words = tl.load(tokens + safe * T + time, mask=active, other=0)
-    log_probs = _emission(log_emit, words, active, columns, Z)
+    log_probs = _emission(log_emit, words, active, columns, Z).to(joints.dtype.element_ty)
     joint = prediction * tl.exp(log_probs)
+    if FLOOR:
+        joint = tl.where(log_probs > float("-inf"), tl.maximum(joint, LEAST), joint)
     small = (joint < LEAST) | ((sum_of < LEAST) & (fresh == 0)[:, None])
     _mark(low, rows, small & (prediction > ZERO) & (log_probs > float("-inf")), B)
     where = before[:, None] + Z + columns[None, :]
@@ -158,15 +172,16 @@ def _forward(
         kept = joint.to(messages.dtype.element_ty)
         tl.store(messages + where, kept, mask=mask)
         share = tl.load(sums + columns, mask=columns < Z, other=0.0)
-        tl.store(at, tl.sum(kept.to(tl.float32) * share[None, :], 1), mask=active)
+        tl.store(at, tl.sum(kept.to(share.dtype) * share[None, :], 1), mask=active)
 
 
 @triton.jit
 def _backward(
     time, part, made, probs, log_emit, tokens, restart, ends, given, backs, weights, parts, low,
-    B, T, Z, P, LEAST, ZERO,
-    HOW: tl.constexpr, GIVEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    INNER: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    B, T, Z, P, LEAST: tl.constexpr, ZERO,
+    FLOOR: tl.constexpr, HOW: tl.constexpr, GIVEN: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, INNER: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """To the slot before step `time`, from the one after it."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -186,6 +201,8 @@ def _backward(
     active = real & (time < end)
     through = active & (tl.load(restart + safe * T + time, mask=active, other=1) == 0)
     back = sum_of / tl.where(total > 0, total, 1.0)[:, None]
+    if FLOOR:
+        back = tl.maximum(back, (LEAST / tl.maximum(total, LEAST))[:, None])
     back = tl.where(through[:, None], back, 1.0)
     if GIVEN:
         entering = tl.load(given + safe[:, None] * Z + columns[None, :], mask=mask, other=1.0)
@@ -195,18 +212,19 @@ def _backward(
     _mark(low, rows, small & (back > ZERO) & through[:, None] & inside, B)
     there = real & (end * 0 + time > 0) & (time - 1 < end)
     words = tl.load(tokens + safe * T + time - 1, mask=there, other=-1)
-    log_probs = _emission(log_emit, words, real, columns, Z)
+    log_probs = _emission(log_emit, words, real, columns, Z).to(backs.dtype.element_ty)
     where = slot[:, None] * Z + columns[None, :]
     tl.store(backs + where, back, mask=mask)
     weight = tl.where(mask, back * tl.exp(log_probs), 0.0).to(weights.dtype.element_ty)
     tl.store(weights + where, weight, mask=mask)
-    tl.store(parts + slot * P + part, tl.sum(weight.to(tl.float32), 1), mask=real)
+    tl.store(parts + slot * P + part, tl.sum(weight.to(back.dtype), 1), mask=real)
 
 
 @triton.jit(do_not_specialize=["ahead", "behind"])
 def _step(
     ahead, behind, made, made_back, probs, sums, initial, log_emit, tokens, restart, ends, given,
-    joints, messages, parts, backs, weights, parts_back, low, low_back, B, T, Z, P, LEAST, ZERO,
+    joints, messages, parts, backs, weights, parts_back, low, low_back, B, T, Z, P,
+    LEAST: tl.constexpr, ZERO, FLOOR: tl.constexpr,
     FORWARD: tl.constexpr, BACK: tl.constexpr, HOW: tl.constexpr, GIVEN: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, STAGES: tl.constexpr,
     WIDE: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
@@ -214,11 +232,11 @@ def _step(
     part = tl.program_id(1)
     if FORWARD and (not BACK or tl.program_id(2) == 0):
         _forward(ahead, part, made, probs, sums, initial, log_emit, tokens, restart, ends, joints,
-                 messages, parts, low, B, T, Z, P, LEAST, ZERO, HOW, ROWS, COLUMNS, INNER, STAGES,
-                 WIDE, EVEN, PRECISION)  # fmt: skip
+                 messages, parts, low, B, T, Z, P, LEAST, ZERO, FLOOR, HOW, ROWS, COLUMNS, INNER,
+                 STAGES, WIDE, EVEN, PRECISION)  # fmt: skip
     if BACK and (not FORWARD or tl.program_id(2) == 1):
         _backward(behind, part, made_back, probs, log_emit, tokens, restart, ends, given, backs,
-                  weights, parts_back, low_back, B, T, Z, P, LEAST, ZERO, HOW, GIVEN, ROWS,
+                  weights, parts_back, low_back, B, T, Z, P, LEAST, ZERO, FLOOR, HOW, GIVEN, ROWS,
                   COLUMNS, INNER, WIDE, EVEN, PRECISION)  # fmt: skip
 
 
@@ -244,6 +262,7 @@ def run(
     """
     steps = _Steps(matrix, initial, log_emit, tokens, restart, ends, exact_zeros, fused)
     steps.enter(message)
+    steps.together = back
     if back:
         steps.enter_back(None)
     if back and steps.how == MADE.value and tokens.is_cuda:
@@ -312,7 +331,7 @@ class _Steps:
     ) -> None:
         operand, self.matrix = matrix.probs.dtype, matrix
         if fused is None:
-            fused = operand != torch.float32 and len(matrix.sums) <= FUSED
+            fused = operand.itemsize < 4 and len(matrix.sums) <= FUSED
         (self.batch, self.steps), self.states = tokens.shape, len(matrix.sums)
         self.how = (BEST if best else PRODUCT if fused else MADE).value
         self.shape = _shape(self.states, self.how)
@@ -321,9 +340,10 @@ class _Steps:
         self.restart, self.ends = restart.to(torch.int8).contiguous(), ends
         self.zero = 0.0 if exact_zeros else -1.0
         self.device, self.operand = tokens.device, operand
+        self.wide, self.together = matrix.sums.dtype, False
         size = (self.batch, self.steps + 1)
         self.parts, self.parts_back = (
-            torch.zeros(*size, self.columns, device=self.device) for _ in range(2)
+            torch.zeros(*size, self.columns, device=self.device, dtype=self.wide) for _ in range(2)
         )
         self.size = (*size, self.states)
         self.low = torch.zeros(2, self.batch, dtype=torch.int32, device=self.device)
@@ -332,23 +352,23 @@ class _Steps:
         self.made = self.made_back = self.parts
         if not fused:
             size = (2, self.batch, self.states)
-            self.made, self.made_back = torch.zeros(size, device=self.device)
+            self.made, self.made_back = torch.zeros(size, device=self.device, dtype=self.wide)
 
     def enter(self, message: Tensor | None) -> None:
         make = torch.zeros if self.how == BEST.value else torch.empty  # past an end it reads on
-        self.joints = self.messages = make(self.size, device=self.device)
-        if self.operand != torch.float32:
+        self.joints = self.messages = make(self.size, device=self.device, dtype=self.wide)
+        if self.operand != self.wide:
             self.messages = torch.empty(self.size, device=self.device, dtype=self.operand)
         self.messages[:, 0] = 0 if message is None else message
         if message is not None:
             self.joints[:, 0] = message
-            entered = self.messages[:, 0].float()
+            entered = self.messages[:, 0].to(self.wide)
             total = entered.amax(1) if self.how == BEST.value else entered @ self.matrix.sums
             self.parts[:, 0, 0] = total
 
     def enter_back(self, back: Tensor | None) -> None:
         self.back = back
-        self.backs = torch.empty(self.size, device=self.device)
+        self.backs = torch.empty(self.size, device=self.device, dtype=self.wide)
         self.weights = torch.empty(self.size, device=self.device, dtype=self.operand)
 
     def take(self, ahead: int | None, behind: int | None) -> None:
@@ -373,7 +393,7 @@ class _Steps:
             self.joints, self.messages, self.parts,
             self.joints if self.backs is None else self.backs, weights, self.parts_back,
             self.low[0], self.low[1], self.batch, self.steps, self.states, self.columns,
-            lowest(torch.float32), self.zero,
+            lowest(self.wide), self.zero, FLOOR=self.together,
             FORWARD=ahead is not None, BACK=behind is not None, HOW=self.how,
             GIVEN=self.back is not None, WIDE=triton.next_power_of_2(self.columns),
             EVEN=self.states % self.shape["COLUMNS"] == self.states % self.shape["INNER"] == 0,
@@ -383,7 +403,8 @@ class _Steps:
     def passed(self) -> Passed:
         backs = self.joints if self.backs is None else self.backs
         weights = self.messages if self.weights is None else self.weights
-        return Passed(self.joints, self.messages, backs, weights, self.low)
+        parts = (self.parts, self.parts_back) if self.together else None
+        return Passed(self.joints, self.messages, backs, weights, self.low, parts)
 
 
 def _shape(states: int, how: int) -> dict[str, int]:

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hmmlm.transitions import FAR
+
 ALIGNED = 16
 """Rows of so many numbers, or a multiple of it, are read many times faster than others."""
 
@@ -192,18 +194,27 @@ def squares_of_factors(
     *,
     turned: bool = True,
     dtype: torch.dtype = torch.float32,
+    marks: int = 0,
 ) -> Squares:
     """The tiles exp(left_i . right_j - log_norm_i) of a map, of type `dtype`. O(P K^2 H).
 
-    Products are summed in float64 if the factors are float64, and else in float32.
+    Products are summed in float64 if the factors are float64, and else in float32. Factors with
+    `marks` (`Factored`) may have tiles of nothing but zeros.
     """
     left, right, log_norm = (part.contiguous() for part in (left, right, log_norm))
     width = left.shape[1]
     wide = min(16 if left.dtype == torch.float64 else 64, max(16, triton.next_power_of_2(width)))
-    return _squares(
+    made = _squares(
         where, turned, dtype, left, right, log_norm, log_norm, 0, width,
         FACTORED=True, WIDE=wide, EVEN=width % wide == 0, PRECISION=precision,
     )  # fmt: skip
+    if marks:
+        is_zero = made.log_most < -FAR / 2
+        made.log_most.masked_fill_(is_zero, 0.0)
+        for tiles in (made.probs, made.turned):
+            if tiles is not None:
+                tiles.masked_fill_(is_zero[:, None, None], 0.0)
+    return made
 
 
 def squares_of_table(

@@ -1,0 +1,87 @@
+"""The rows past both papers: each is a training, and only what is claimed is tested."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from experiments.past import ablation, final, million, mixture, search, small, tables
+from experiments.past.mixture import mixtures
+from experiments.past.recipes import BASE, SEEDS
+from experiments.results import is_done, take_over
+from experiments.rows import Row
+from experiments.runner import make_jobs
+
+from hmmlm.train.config import make_config
+from hmmlm.train.estimate import count_parameters
+from hmmlm.train.recipes import RECIPES
+from hmmlm.train.tables import override
+from result_lines import lines_of, row_of
+
+EVERY = [(name, row) for name, module in tables().items() for row in module.ROWS]
+
+
+@pytest.mark.parametrize(("name", "row"), EVERY, ids=lambda part: getattr(part, "name", ""))
+def test_every_row_is_a_training(name: str, row: Row) -> None:
+    for one in (row, row.shrink()):
+        config = make_config(override({}, one.changes))
+        assert config.train.epochs == one.epochs
+    assert row.tested == (name in (final.EXPERIMENT, million.EXPERIMENT))
+
+
+def test_names_and_numbers() -> None:
+    names = [(name, row.name, row.dataset) for name, row in EVERY]
+    assert len(set(names)) == len(names)
+    for module in (search, final, ablation, million):
+        assert len({row.run for row in module.ROWS}) == len(module.ROWS)
+    assert {len(rows) for rows in mixtures().values()} == {len(SEEDS)}
+    assert sorted(row.states for row in million.ROWS if row.name.endswith("256"))[-1] == 2**20
+    largest = row_of(million, "2^20 states, K = 256", "web")
+    assert (largest.blocks, largest.clusters) == (4096, ("exchange", 4094))
+    config = make_config(override({}, largest.changes))
+    assert config.dropout.at(0.0, 2**20, 4096) == 1 - 1 / 16
+    assert count_parameters(config, 32000) * 4 * 6 < 100e9  # with moments, gradient and copies
+
+
+def test_what_is_taken_away_shares_trainings_with_the_search() -> None:
+    """Of one seed: they are not made twice, and say the same of the same recipe."""
+    searched = {row.run: row.name for row in search.ROWS}
+    shared = {row.name: searched[row.run] for row in ablation.ROWS if row.run in searched}
+    assert shared == {
+        f"{name}, seed 1111": f"{other}, 2^14"
+        for name, other in (
+            ("all of it", "dropout 0.5 to 0, averaged"),
+            ("- average", "dropout 0.5 to 0"),
+            ("- falling dropout (0.3 throughout)", "averaged 0.9998"),
+            ("- both: packed", "packed"),
+            ("- network", "untied, no network"),
+            ("- Brown (exchange)", "exchange"),
+        )
+    }
+
+
+def test_lines_of_a_mixture_say_what_others_do(tmp_path: Path, monkeypatch) -> None:
+    made = {"config": {"weights": [1.0], "powers": None}, "val": 2.0}
+    monkeypatch.setattr(mixture, "_call", lambda *words: None)
+    monkeypatch.setattr(mixture, "_read", lambda *given: [{**made, "config": {**made["config"]}}])
+    rows = [replace(row, text="head") for row in final.ROWS[:1]]
+    for line in mixture.measure(rows, tmp_path, "cpu", "none"):
+        assert (line["config"]["text"], line["config"]["workers"]) == ("head", 1)
+
+
+def test_the_best_recipe_is_the_first_of_the_search() -> None:
+    best = make_config({"train": {"recipe": "best"}})
+    packed = make_config(override({}, row_of(search, "packed, 2^14").changes))
+    assert replace(best.model, states=2**14) == packed.model and best.params == packed.params
+    assert (best.train, best.dropout) == (packed.train, packed.dropout)
+    assert float(BASE["train.dropout"]) == RECIPES["best"]["train"]["dropout"]
+
+
+def test_a_row_that_was_compared_is_not_one_that_was_tested(tmp_path: Path) -> None:
+    compared = row_of(small, "low-rank")
+    tested = replace(compared, name="the same", tested=True)
+    lines = [{**line, "test": None} for line in lines_of(small, compared)]
+    assert is_done(lines, small.EXPERIMENT, compared)
+    assert not take_over(lines, [(small.EXPERIMENT, tested)])
+    assert not is_done(lines, small.EXPERIMENT, replace(compared, tested=True))
+    (job,) = make_jobs([("a", compared), ("b", tested)], [], tmp_path)
+    assert job.row.tested and [row.name for _, row in job.wanted] == ["low-rank", "the same"]

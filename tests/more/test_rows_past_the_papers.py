@@ -1,0 +1,30 @@
+"""Every table that goes past the papers runs, in its smallest form."""
+
+from pathlib import Path
+
+import pytest
+
+from experimenting import read, run
+
+
+@pytest.fixture(scope="module")
+def past(tmp_path_factory) -> Path:
+    """One folder for all tables: those of the same settings share a training there."""
+    return tmp_path_factory.mktemp("past")
+
+
+@pytest.mark.parametrize("table", ["small", "search", "final", "ablation", "million"])
+def test_rows_past_the_papers(table: str, past: Path) -> None:
+    said = run(f"past.{table}", "--smoke", "--work", str(past), "--workers", "2")
+    assert said["rows"] == said["done"] > 0 and not said["left"] and not said["failed"]
+    lines = [line for line in read(past / "results.jsonl") if line["experiment"].endswith(table)]
+    is_tested = table in ("final", "million")
+    assert lines and all(10 < line["val"] < 900 for line in lines)
+    assert all((line["test"] is not None) == is_tested for line in lines)
+    if table == "final":
+        assert run("past.mixture", "--smoke", "--work", str(past))["made"] > 0
+        mixed, _, flatter, _ = read(past / "results.jsonl")[-4:]
+        single = next(line for line in lines if line["mode"] == "sentence")
+        assert mixed["val"] == pytest.approx(single["val"], rel=1e-3)  # of one training thrice
+        assert flatter["row"] == f"{mixed['row']}, flatter" and flatter["val"] <= mixed["val"]
+        assert run("past.mixture", "--smoke", "--work", str(past))["made"] == 0
