@@ -1,17 +1,45 @@
-"""`hmmlm estimate`: what a training would cost."""
+"""`hmmlm estimate`: what a training, scoring and guiding would cost."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hmmlm.cli.clustering import count_blocks
-from hmmlm.cli.output import Json, number, print_json, say
+from hmmlm.cli.output import (
+    Device,
+    Json,
+    number,
+    pick_device,
+    positive,
+    print_json,
+    progress_bar,
+    say,
+    warn,
+)
+from hmmlm.errors import InputError
+
+if TYPE_CHECKING:
+    from hmmlm.calibration import Measured
 
 
 def estimate(
     source: Annotated[Path | None, typer.Argument(help="A run.toml; by default no file.")] = None,
-    vocab: Annotated[int, number("--vocab", "Words of the vocabulary.", 1)] = 10_000,
+    kind: Annotated[
+        str | None,
+        typer.Option("--kind", help="The parameterisation; by default lowrank.", metavar="KIND"),
+    ] = None,
+    states: Annotated[
+        int | None, number("--states", "Hidden states; by default what suits the text.")
+    ] = None,
+    blocks: Annotated[
+        int | None, number("--blocks", "Emission blocks. 0: words have all states.", 0)
+    ] = None,
+    vocab: Annotated[int, number("--vocab", "Words of the vocabulary.", 2)] = 10_000,
+    batch: Annotated[
+        int | None, number("--batch", "Rows of a batch, in training and guiding.")
+    ] = None,
+    length: Annotated[int | None, number("--length", "Tokens in a row.")] = None,
     tokens: Annotated[
         int, number("--tokens", "Tokens of the text, for sizes that are not given.")
     ] = 1_000_000,
@@ -19,33 +47,82 @@ def estimate(
         list[str] | None,
         typer.Option(help="A setting, such as model.states=4096; may be repeated.", metavar="K=V"),
     ] = None,
+    device: Device = "auto",
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure/--no-measure", help="Run it for a short while, or compute from sizes alone."
+        ),
+    ] = True,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            help="How long to measure training, scoring and guiding, each.",
+            parser=positive,
+            metavar="S",
+        ),
+    ] = 10.0,
     json: Json = False,
 ) -> None:
-    """What a training step would cost: parameters, memory and operations.
+    """What a model of some shape would cost on this machine: memory, and tokens a second.
 
-    Memory is the most that a step or a validation takes.
+    A model of that shape trains, scores and guides for a short while, on made-up words. Where time
+    or memory do not suffice, smaller ones do, and the rest is extrapolated. With --no-measure: the
+    parameters, memory and operations of a step, part by part, computed from sizes.
     """
     from hmmlm.train.config import make_config
     from hmmlm.train.estimate import estimate as cost_of
     from hmmlm.train.sizes import with_sizes
     from hmmlm.train.tables import override, read_config
 
-    tables = {} if source is None else read_config(source)
-    config, reason = with_sizes(make_config(override(tables, set or [])), tokens, vocab)
-    model, blocks = config.model, None
+    named = {"model.kind": kind, "model.states": states, "model.blocks": blocks}
+    named |= {"data.batch_size": batch, "data.length": length}
+    tables = override({} if source is None else read_config(source), set or [])
+    for name, value in named.items():
+        if value is not None:
+            table, _, key = name.partition(".")
+            tables.setdefault(table, {})[key] = value
+    config, reason = with_sizes(make_config(tables), tokens, vocab)
+    model, found = config.model, None
+    assert model.states is not None
     if model.clusters:
-        assert model.states is not None
         path = Path(model.clusters)
-        blocks = count_blocks(path, model.states, like_hmm_lm=model.like_hmm_lm)
-        reason = f" in {blocks:,} blocks"
+        found = count_blocks(path, model.states, like_hmm_lm=model.like_hmm_lm)
+        reason = f" in {found:,} blocks"
     elif model.states_per_word:
-        assert model.states is not None
-        blocks = max(1, model.states // model.states_per_word)  # a word has that share of them
-    cost = cost_of(config, vocab, blocks=blocks)
+        found = max(1, model.states // model.states_per_word)  # a word has that share of them
+    elif model.blocks:
+        reason = reason or f" in {model.blocks:,} blocks"
+    if (found or model.blocks or 0) > vocab:
+        raise InputError(
+            f"{found or model.blocks:,} blocks need as many words but the vocabulary has "
+            f"{vocab:,}; use fewer blocks, or give --vocab."
+        )
+    place = pick_device(device) if measure else ""
+    cost = cost_of(config, vocab, blocks=found)
     say(
-        f"{config.model.kind}, {config.model.states:,} states{reason}, {cost.kept_states:,} kept; "
+        f"{model.kind}, {model.states:,} states{reason}, {cost.kept_states:,} kept; "
         f"{cost.parameters:,} parameters, {cost.tokens:,} tokens a {cost.unit}"
     )
+    result = {
+        "parameters": cost.parameters,
+        "unit": cost.unit,
+        "tokens": cost.tokens,
+        "bytes": cost.total_memory,
+        "flops": cost.total_flops,
+        "file_bytes": cost.file_bytes,
+        "memory": cost.memory,
+        "operations": cost.flops,
+    }
+    if measure:
+        result |= _measure(config, vocab, found, place, seconds, tokens)
+    else:
+        _say_parts(cost)
+    if json:
+        print_json(result)
+
+
+def _say_parts(cost: Any) -> None:
     for name in dict.fromkeys([*cost.memory, *cost.flops]):
         say(
             f"{name:>14}  {cost.memory.get(name, 0) / 1e6:>10,.1f} MB  "
@@ -53,16 +130,51 @@ def estimate(
         )
     memory, flops = cost.total_memory / 1e6, cost.total_flops / 1e9
     say(f"{'in all':>14}  {memory:>10,.1f} MB  {flops:>10,.2f} GFLOP")
-    if json:
-        print_json(
-            {
-                "parameters": cost.parameters,
-                "unit": cost.unit,
-                "tokens": cost.tokens,
-                "bytes": cost.total_memory,
-                "flops": cost.total_flops,
-                "file_bytes": cost.file_bytes,
-                "memory": cost.memory,
-                "operations": cost.flops,
-            }
-        )
+
+
+def _measure(
+    config: Any, vocab: int, blocks: int | None, device: str, seconds: float, tokens: int
+) -> dict[str, Any]:
+    """Prints what was measured, a line for each part; returns it for JSON."""
+    from hmmlm.calibration import PARTS, Task, measure_apart
+
+    found = {}
+    with progress_bar("Measuring", len(PARTS)) as bar:
+        for part in PARTS:
+            bar.update(bar.task_ids[0], details=part)
+            tables = config.as_tables()
+            found[part] = measure_apart(Task(part, tables, vocab, device, seconds, tokens, blocks))
+            bar.advance(bar.task_ids[0])
+    for one in found.values():
+        say(f"{one.part:>14}  {one.tokens_per_second:>12,.0f} tokens/s  {_memory(one)}{_how(one)}")
+    guiding = found["guiding"].facts
+    say(
+        f"guiding is by one constraint, {guiding['automaton_states']:.0f} states of an automaton; "
+        f"to prepare it for {guiding['budget']:.0f} tokens takes "
+        f"{guiding['prepare_seconds']:,.1f} s"
+    )
+    for one in found.values():
+        if not one.fits:
+            assert one.free_bytes is not None
+            warn(
+                f"{one.part} does not fit: it needs {one.bytes / 1e9:,.1f} GB but "
+                f"{(one.free_bytes + one.base_bytes) / 1e9:,.1f} GB are free."
+            )
+    return {"device": device, "measured": {name: _plain(one) for name, one in found.items()}}
+
+
+def _memory(one: "Measured") -> str:
+    libraries = f", {one.base_bytes / 1e6:,.0f} of them libraries" if one.base_bytes else ""
+    return f"{one.bytes / 1e6:>10,.0f} MB{libraries}"
+
+
+def _how(one: "Measured") -> str:
+    if not one.is_extrapolated:
+        return ""
+    return f"; extrapolated from {one.also:,} and {one.states:,} states for want of {one.why}"
+
+
+def _plain(one: "Measured") -> dict[str, Any]:
+    plain = one._asdict()
+    del plain["part"]
+    return {**plain, **plain.pop("facts"), "fits": one.fits}

@@ -55,7 +55,7 @@ def estimate(
     blocks = blocks or config.model.blocks or 1
     assert states is not None
     width = getattr(params, "width", 0)
-    rate = min(config.dropout.at(0.0), config.dropout.at(1.0))
+    rate = min(config.dropout.at(done, states, blocks) for done in (0.0, 1.0))
     kept = math.ceil(states // blocks * (1 - rate) - 1e-9)  # states of a word
     total, cells = kept * blocks, vocab_size * kept
     tokens = config.data.batch_size * config.data.length
@@ -147,6 +147,12 @@ def count_parameters(config: Config, vocab_size: int, blocks: int | None = None)
     count = tables * table + networks * (_network_size(params) + params.composed * residual)
     count += residual if params.composed and not params.destination else 0
     return count + heads * (width**2 + width) + width + 1 + words
+
+
+def scoring_memory(config: Config, vocab_size: int, *, blocks: int | None = None) -> int:
+    """The most bytes held while the tables of all states are checked and text is scored."""
+    _, *phases = _validation(config, vocab_size, blocks or config.model.blocks or 1)
+    return round(4 * LOST * max(sum(phase.values()) for phase in phases))
 
 
 def _validation(config: Config, vocab_size: int, blocks: int) -> list[dict[str, int]]:

@@ -3,9 +3,12 @@
 import dataclasses
 import math
 
+import torch
+
 from hmmlm.errors import InputError
 from hmmlm.hmm import HMM
 from hmmlm.params import pretrained
+from hmmlm.support import Support
 from hmmlm.train.config import Config
 
 
@@ -50,6 +53,18 @@ def _chosen(config: Config, tokens: int, vocab_size: int, tags: int) -> tuple[Co
     if model.states is None:
         reason += f", chosen for {tokens:,} tokens"
     return dataclasses.replace(config, model=chosen), reason
+
+
+def plain_support(config: Config, vocab_size: int) -> Support | None:
+    """Which states may emit which word: all, or some by chance; None where there are blocks."""
+    model = config.model
+    assert model.states is not None
+    if model.states_per_word:
+        drawn = torch.Generator().manual_seed(config.seed)
+        return Support.uniform(vocab_size, model.states, model.states_per_word, drawn)
+    if model.blocks or model.clusters:
+        return None
+    return Support.dense(vocab_size, model.states)
 
 
 def with_start(config: Config, hmm: HMM) -> Config:
