@@ -15,7 +15,7 @@ import pytest
 
 from commands import tree
 from hmmlm.data import preparation
-from hmmlm.data.corpus import Block, TextSplits, block_lines, find_splits, read_blocks
+from hmmlm.data.corpus import Block, TextSplits, find_splits, read_blocks
 from hmmlm.data.preparation import prepare_corpus
 from hmmlm.data.processes import Processes
 from hmmlm.data.shards import Corpus, write_corpus
@@ -381,7 +381,7 @@ def test_blocks_are_whole_lines_from_any_of_them_on(tmp_path, size):
     assert b"".join(block.data for block in blocks) == path.read_bytes()
     assert all(block.data.endswith(b"\n") for block in blocks[:-1])
     assert [block.number for block in blocks[1:]] == [block.next_number for block in blocks[:-1]]
-    lines = [line for block in blocks for line in block_lines(block, "keep")]
+    lines = [line for block in blocks for line in block.lines("keep")]
     assert lines == ["one", "", "two three", "four"]
     for last, block in pairwise(blocks):
         assert next(read_blocks(path, size, start=last.stop, number=block.number)) == block
@@ -390,5 +390,5 @@ def test_blocks_are_whole_lines_from_any_of_them_on(tmp_path, size):
 def test_only_the_first_line_loses_a_byte_order_mark(tmp_path):
     mark = "\ufeff".encode()
     block = Block(tmp_path, 1, mark + b"a\n" + mark + b"b\n", 0, 0)
-    assert block_lines(block, "refuse") == ["a", "\ufeffb"]
-    assert block_lines(block._replace(number=2), "refuse") == ["\ufeffa", "\ufeffb"]
+    assert block.lines("refuse") == ["a", "\ufeffb"]
+    assert block._replace(number=2).lines("refuse") == ["\ufeffa", "\ufeffb"]

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -226,6 +227,30 @@ def test_ctrl_g_itself_reads_what_is_written(tmp_path):
             ": beta has 0.5 at (0, 0) (7 such cells), but logarithms of probabilities are at most "
             "0; save it as its library has it.",
         ),
+        "complex numbers": (
+            lambda t: t.update(alpha_exp=t["alpha_exp"].to(torch.complex64)),
+            ": alpha_exp has complex numbers; save real ones.",
+        ),
+        "five": (
+            lambda t: t.update({f"layer.{n}": torch.ones(1) for n in range(5)}),
+            "has layer.0, layer.1, layer.2, layer.3, layer.4, which a checkpoint of Ctrl-G has not",
+        ),
+        "a row of starts": (
+            lambda t: t.update(gamma=t["gamma"][None]),
+            ": gamma has the shape (1, 3) but must have (Z,).",
+        ),
+        "no probability": (
+            lambda t: t["alpha_exp"][1, 2].fill_(torch.nan),
+            ": alpha_exp has nan at (1, 2) (1 such cells), but probabilities lie between 0 and 1;",
+        ),
+        "more than one": (
+            lambda t: t["alpha_exp"][1, 2].fill_(1.5),
+            ": alpha_exp has 1.5 at (1, 2) (1 such cells), but probabilities lie between 0 and 1;",
+        ),
+        "no logarithm": (
+            lambda t: t["beta"][1, 2].fill_(torch.nan),
+            ": beta has nan at (1, 2) (1 such cells), but logarithms of probabilities are at most",
+        ),
         "no start": (
             lambda t: t["gamma"].fill_(torch.nan),
             ": gamma has NaN, inf or no number above -inf, so its softmax is no distribution; save "
@@ -242,6 +267,12 @@ def test_tables_that_are_refused(tmp_path, change, said):
     assert (
         str(refusal.value).removeprefix(str(folder / "model.safetensors")).lstrip().startswith(said)
     )
+
+
+def test_a_checkpoint_of_trace_has_no_other_tables(tmp_path):
+    said = "has bias, which a checkpoint of TRACE has not; it has alpha_exp, beta, gamma_exp: save"
+    with pytest.raises(InputError, match=said):
+        read(write(tmp_path / "x", {**trace_tables(), "bias": torch.ones(3)}, TRACE))
 
 
 def test_a_checkpoint_of_trace_must_have_one_row_of_starts(tmp_path):
@@ -262,6 +293,8 @@ def test_a_checkpoint_of_trace_must_have_one_row_of_starts(tmp_path):
             {**CTRL_G, "eos_token_id": 4},
             "config.json says eos_token_id is 4, but it must be one of 0 to 3; correct it.",
         ),
+        ({**CTRL_G, "eos_token_id": -1}, "config.json says eos_token_id is -1, but it must be one"),
+        ({**CTRL_G, "eos_token_id": True}, "config.json says eos_token_id is True, but it must"),
         ([], "config.json is json but no object; copy the folder again as a whole."),
     ],
 )
@@ -280,18 +313,21 @@ def test_a_config_that_cannot_be_read(tmp_path):
         read(folder)
 
 
+@pytest.mark.parametrize("end_state", [True, False])
 @pytest.mark.parametrize(("support", "transitions"), [("blocks", "dense"), ("dense", "factored")])
-def test_blocks_and_factors_over_the_limit_are_refused(tmp_path, monkeypatch, support, transitions):
+def test_blocks_and_factors_over_the_limit_are_refused(
+    tmp_path, monkeypatch, support, transitions, end_state
+):
     hmm = make_hmm(support, transitions)
-    states = hmm.num_states + 1
+    states = hmm.num_states + end_state
     monkeypatch.setattr(ctrl_g, "MOST_CELLS", states * (states + 5) - 1)
     said = rf"as dense tables the {states} states and 5 words of this model have "
     said += rf"{states * (states + 5)} cells \(0.0 GB\), more than {ctrl_g.MOST_CELLS}; train one"
     with pytest.raises(InputError, match=said):
-        write_ctrl_g(hmm, tmp_path / "x", eos_id=1)
+        write_ctrl_g(hmm, tmp_path / "x", eos_id=1, end_state=end_state)
     assert not (tmp_path / "x").exists()
     monkeypatch.setattr(ctrl_g, "MOST_CELLS", states * (states + 5))
-    write_ctrl_g(hmm, tmp_path / "x", eos_id=1)
+    write_ctrl_g(hmm, tmp_path / "x", eos_id=1, end_state=end_state)
 
 
 def test_a_dense_model_has_no_limit(tmp_path, monkeypatch):
@@ -305,14 +341,40 @@ def test_what_cannot_be_written(tmp_path):
         write_ctrl_g(hmm, tmp_path / "x")
     with pytest.raises(InputError, match="eos_id is 5 but must be one of 0 to 4, the words of"):
         write_ctrl_g(hmm, tmp_path / "x", eos_id=5)
+    with pytest.raises(InputError, match="eos_id is -1 but must be one of 0 to 4, the words of"):
+        write_ctrl_g(hmm, tmp_path / "x", eos_id=-1)
     with pytest.raises(InputError, match="has 2 states of a larger one, or soft evidence, and can"):
         write_ctrl_g(hmm.restrict(torch.tensor([0, 2])), tmp_path / "x", eos_id=1)
+    soft = inference.soften(make_hmm("blocks"), torch.zeros(1, 5, dtype=torch.float64))
+    with pytest.raises(InputError, match="has 4 states of a larger one, or soft evidence, and can"):
+        write_ctrl_g(soft, tmp_path / "x", eos_id=1)
+    soft = inference.soften(hmm, torch.zeros(1, 5, dtype=torch.float64))
+    with pytest.raises(InputError, match="log_emit is not normalised: those of state 0 sum to 2"):
+        write_ctrl_g(soft, tmp_path / "x", eos_id=1)
     model = Model(hmm, Tokenizer.words(["a b c"]))
     with pytest.raises(InputError, match="eos_id is 3 but the model's tokenizer ends lines with 1"):
         write_ctrl_g(model, tmp_path / "x", eos_id=3)
+
+
+def test_before_tables_are_made_it_is_seen_that_they_can_be_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(ctrl_g, "_tables", None)
+    space = SimpleNamespace(free=4 * 4 * (4 + 5) - 1)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: space)
+    with pytest.raises(InputError, match="x needs about 144 bytes but its disk has 143 left; free"):
+        write_ctrl_g(make_hmm(), tmp_path / "x", eos_id=1)
     (tmp_path / "x").mkdir()
     with pytest.raises(InputError, match="already exists and is never overwritten"):
-        write_ctrl_g(model, tmp_path / "x")
+        write_ctrl_g(make_hmm(), tmp_path / "x", eos_id=1)
+
+
+@pytest.mark.parametrize("end_state", [True, False])
+def test_transitions_are_written_some_rows_at_a_time(tmp_path, monkeypatch, end_state):
+    hmm = make_hmm(Support.from_clusters([0, 1, 2, 0, 2], [2, 3, 1]))  # three states only end texts
+    for name, cells in (("whole", ctrl_g._GROUP), ("rows", 2 * hmm.num_states)):
+        monkeypatch.setattr(ctrl_g, "_GROUP", cells)
+        write_ctrl_g(hmm, tmp_path / name, eos_id=1, end_state=end_state)
+    whole, rows = (load_file(tmp_path / f"{name}/model.safetensors") for name in ("whole", "rows"))
+    torch.testing.assert_close(rows, whole, rtol=0, atol=0)
 
 
 def test_a_header_that_begins_like_a_pickle_is_none(tmp_path):

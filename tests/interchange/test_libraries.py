@@ -22,6 +22,7 @@ from foreign import (
 from hmmlm import HMM, inference
 from hmmlm.errors import InputError
 from hmmlm.interchange import from_dynamax, from_hmmlearn, from_pomegranate, read
+from hmmlm.interchange.reading import read_source
 from models import make_hmm
 
 ARRAYS = {
@@ -104,6 +105,48 @@ def test_a_model_of_hmmlearn_scores_the_same(tmp_path, seed):
     assert log_p(again, text.tolist()) == pytest.approx(fitted.score(text[:, None]), abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"startprob_": np.ones(2) / 2}, r"transmat_ has the shape \(3, 3\), where 3 must be the"),
+        ({"transmat_": np.ones((3, 2)) / 2}, r"transmat_ has the shape \(3, 2\), where 2 must be"),
+        ({"emissionprob_": EMIT.numpy()[:2]}, r"emissionprob_ has the shape \(2, 4\), where 2 m"),
+    ],
+)
+def test_arrays_of_hmmlearn_that_do_not_fit(changed, said):
+    with pytest.raises(InputError, match=said):
+        from_hmmlearn(SimpleNamespace(**{**hmmlearn_arrays(), **changed}))
+
+
+def test_arrays_of_any_numbers():
+    """Whole numbers and lists are exact; one table of float64 makes all of them float64."""
+    arrays = {"startprob_": [1, 0, 0], "transmat_": np.eye(3, dtype=int)}
+    arrays["emissionprob_"] = EMIT.float().numpy()
+    hmm = from_hmmlearn(SimpleNamespace(**arrays))
+    assert hmm.dtype == torch.float64 and log_p(hmm, [0, 3]) == pytest.approx(np.log(0.125))
+    for name, array in hmmlearn_arrays().items():
+        short = {key: value.astype(np.float32) for key, value in hmmlearn_arrays().items()}
+        assert from_hmmlearn(SimpleNamespace(**short)).dtype == torch.float32
+        assert from_hmmlearn(SimpleNamespace(**{**short, name: array})).dtype == torch.float64
+
+
+def test_arrays_that_cannot_be_written_to():
+    arrays = {name: np.array(array) for name, array in hmmlearn_arrays().items()}
+    for array in arrays.values():
+        array.flags.writeable = False
+    assert log_p(from_hmmlearn(SimpleNamespace(**arrays)), [0]) == pytest.approx(np.log(0.28))
+
+
+def test_starts_must_sum_to_one():
+    arrays = {**hmmlearn_arrays(), "startprob_": np.array([0.5, 0.3, 0.1])}
+    said = "of startprob_ must sum to 1, but they sum to 0.9; normalise them"
+    with pytest.raises(InputError, match=said):
+        from_hmmlearn(SimpleNamespace(**arrays))
+    one = {"startprob_": np.ones(1), "transmat_": np.full((1, 1), 0.9), "emissionprob_": EMIT[:1]}
+    with pytest.raises(InputError, match=r"of transmat_ must sum to 1, but those of 0 sum to 0\.9"):
+        from_hmmlearn(SimpleNamespace(**one))
+
+
 def test_a_model_of_counts_is_refused():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -174,8 +217,15 @@ def test_edges_of_a_sparse_model():
     pairs = zip(from_pomegranate(dense).fields(), from_pomegranate(sparse).fields(), strict=True)
     for a, b in pairs:
         torch.testing.assert_close(a, b)
-    sparse._edge_idx_ends = torch.tensor([0, 1, 0, 2])
-    with pytest.raises(InputError, match="has edges between states 0 to 2 but 2 states; save the"):
+    for wrong, said in ((2, "0 to 2"), (-1, "-1 to 1")):
+        sparse._edge_idx_ends = torch.tensor([0, 1, 0, wrong])
+        with pytest.raises(InputError, match=f"edges between states {said} but 2 states; save the"):
+            from_pomegranate(sparse)
+    sparse._edge_idx_ends = torch.tensor([0, 1, 0])
+    with pytest.raises(InputError, match=r"_edge_idx_ends has the shape \(3,\), where 3 must be"):
+        from_pomegranate(sparse)
+    sparse.edges = sparse._edge_idx_starts = sparse._edge_idx_ends = torch.zeros(0)
+    with pytest.raises(InputError, match="of edges with ends must sum to 1, but those of 0 sum to"):
         from_pomegranate(sparse)
 
 
@@ -187,6 +237,25 @@ def test_ends_that_are_no_probabilities_are_refused():
     said = "of edges with ends must sum to 1, but those of 1 sum to 1.2; normalise them"
     with pytest.raises(InputError, match=said):
         from_pomegranate(with_ends(ENDING, torch.tensor([0.2, 0.9])))
+    said = "of edges with ends must sum to 1, but those of 1 sum to 1.5; normalise them"
+    with pytest.raises(InputError, match=said):
+        from_pomegranate(with_ends(0.9 * whole, torch.tensor([0.5, 0.6])))
+    with pytest.raises(InputError, match=r"ends differ from 0\.2 to 0\.20001, so that texts have"):
+        from_pomegranate(with_ends(whole, torch.tensor([0.2, 0.20001])))
+    with pytest.raises(InputError, match=r"ends has the shape \(1,\), where 1 must be the 2 of"):
+        from_pomegranate(with_ends(ENDING, torch.tensor([0.2])))
+
+
+def test_the_word_that_ends_texts_of_a_file_is_known(tmp_path):
+    model = with_ends(ENDING, ENDS)
+    arrays = {name: getattr(model, name).numpy() for name in ("starts", "edges", "ends")}
+    for state in range(2):
+        arrays[f"distributions.{state}.probs"] = EMIT[state : state + 1].numpy()
+    np.savez(tmp_path / "x.npz", **arrays)
+    source = read_source(tmp_path / "x.npz")
+    assert (source.kind, source.eos_id, source.hmm.vocab_size) == ("pomegranate", 4, 5)
+    np.savez(tmp_path / "y.npz", **pomegranate_arrays())
+    assert read_source(tmp_path / "y.npz").eos_id is None
 
 
 def test_distributions_of_pomegranate_must_be_categorical_and_all_there():

@@ -11,6 +11,7 @@ from hmmlm import Model, worlds
 from hmmlm.data.corpus import SPLITS
 from hmmlm.data.shards import Corpus
 from hmmlm.distill.gap import measure_gap
+from hmmlm.distill.sampling import log_probs_file
 from hmmlm.errors import InputError
 from hmmlm.evaluate import token_log_probs
 from hmmlm.hmm import HMM
@@ -64,6 +65,7 @@ def test_a_world_has_no_gap_to_itself(tmp_path) -> None:
     corpus, model = Corpus.open(tmp_path / "world/corpus"), Model.load(tmp_path / "world/model")
     for name in ("valid", "test"):
         assert abs(measure_gap(model.lm, corpus, split=name).whole.gap) < 1e-6
+    assert not log_probs_file(tmp_path / "world/corpus", "train").exists()
 
 
 def test_prompts_are_written_with_what_the_best_reader_answers(tmp_path) -> None:
@@ -79,12 +81,12 @@ def test_prompts_are_written_with_what_the_best_reader_answers(tmp_path) -> None
 
 def test_a_seed_gives_the_same_bytes(tmp_path) -> None:
     for name, seed in (("one", 0), ("same", 0), ("other", 1)):
-        write_world(
-            tmp_path / name, worlds.ginc(**TINY), WorldSettings(20, 0, 20, seed, jsonl=True)
-        )
+        settings = WorldSettings(20, 0, 20, seed, jsonl=True, prompts=9, examples=(2,))
+        write_world(tmp_path / name, worlds.ginc(**TINY), settings)
     one, same, other = (tree(tmp_path / name) for name in ("one", "same", "other"))
     assert one == same and set(one) == set(other)
     assert one["test.jsonl"] != other["test.jsonl"] and one["train.jsonl"] != one["test.jsonl"]
+    assert one["prompts.jsonl"] != other["prompts.jsonl"]
     assert "valid.jsonl" not in one
 
 
@@ -99,16 +101,19 @@ def test_what_is_left_out_is_not_there(tmp_path) -> None:
 
 
 def test_nothing_is_left_after_an_error(tmp_path) -> None:
-    settings = WorldSettings(3, 0, 0, prompts=1)
+    settings, heard = WorldSettings(3, 0, 0, prompts=1), []
     with pytest.raises(InputError, match="Prompts need the entities and properties"):
-        write_world(tmp_path / "new/world", worlds.random_hmm(length=3), settings)
-    assert list(tmp_path.iterdir()) == []
+        write_world(
+            tmp_path / "new/world", worlds.random_hmm(length=3), settings, progress=heard.append
+        )
+    assert list(tmp_path.iterdir()) == [] and heard == []  # no document was drawn
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"documents": 0}, r"documents is 0 but must be at least 1\."),
+        ({"prompts": -1}, r"prompts is -1 but must be at least 0\."),
         ({"valid": -1}, r"valid is -1 but must be at least 0\."),
         ({"example_length": 1}, r"example_length is 1 but must be at least 2\."),
     ],

@@ -94,6 +94,8 @@ def test_concentration_says_how_peaked_rows_are() -> None:
         ({"properties": 1}, "properties is 1 but must be at least 2."),
         ({"words": 1}, "words is 1 but must be at least 2."),
         ({"length": 0}, "length is 0 but must be at least 1."),
+        ({"length": 1 << 21}, "length is 2,097,152 but documents have at most 1,048,576 tokens"),
+        ({"words": 1 << 21}, "would have 2,097,152 words but one of 505 states has at most 531,"),
         ({"seed": -1}, "seed is -1 but must be at least 0."),
         ({"persistence": 1.5}, "persistence is 1.5 but must lie between 0 and 1."),
         ({"smoothing": -0.1}, "smoothing is -0.1 but must lie between 0 and 1."),
@@ -112,6 +114,8 @@ def test_what_no_ginc_world_can_be(given, message) -> None:
         ({"states": 0}, "states is 0 but must be at least 1."),
         ({"concentration": 0.0}, "concentration is 0 but must be above 0."),
         ({"emission_concentration": -1.0}, "emission_concentration is -1 but must be above 0."),
+        ({"length": 1 << 21}, "length is 2,097,152 but documents have at most 1,048,576 tokens"),
+        ({"words": 1 << 21}, "would have 2,097,152 words but one of 11 states has at most 1,048"),
         ({"states": 20_000}, "would have 20,001 states but .* use fewer states."),
     ],
 )

@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from hmmlm.data.hub import HubText
 from hmmlm.errors import InputError
 
+TextFile = Path | HubText
 STDIN = Path("-")
 EMPTY_LINES = ("refuse", "keep", "skip")
 
@@ -26,15 +28,18 @@ _PATTERNS = (  # the groups are a file's number and its compression
 
 
 class TextSplits(NamedTuple):
-    """The text files of each split, in order, and what an empty line in them means."""
+    """The files of each split in order, or texts of a dataset, and what an empty line means."""
 
-    files: dict[str, tuple[Path, ...]]
+    files: dict[str, tuple[TextFile, ...]]
     empty_lines: str
 
     def read(self, split: str, *, empty_lines: str | None = None) -> Iterator[str]:
         """The lines of one split; `empty_lines` overrules the folder's own rule."""
         rule = self.empty_lines if empty_lines is None else empty_lines
-        readers = [read_lines(path, empty_lines=rule) for path in self.files[split]]
+        readers = [
+            path.lines(rule) if isinstance(path, HubText) else read_lines(path, empty_lines=rule)
+            for path in self.files[split]
+        ]
         return (line for reader in readers for line in reader)
 
 
@@ -62,7 +67,7 @@ def read_lines(path: str | os.PathLike[str], *, empty_lines: str = "refuse") -> 
 def _lines(path: Path, empty_lines: str) -> Iterator[str]:
     any_line = False
     for number, raw in enumerate(_raw_lines(path), 1):
-        for line in block_lines(Block(path, number, raw, 0, 0), empty_lines):
+        for line in Block(path, number, raw, 0, 0).lines(empty_lines):
             any_line = True
             yield line
     if not any_line:
@@ -85,6 +90,33 @@ class Block(NamedTuple):
     def next_number(self) -> int:
         return self.number + self.data.count(b"\n")
 
+    def lines(self, empty_lines: str) -> list[str]:
+        """The lines as `read_lines` gives them."""
+        data = self.data.removesuffix(b"\n")
+        try:
+            text = data.decode("utf-8-sig" if self.number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            number = self.number + error.object.count(b"\n", 0, error.start)
+            raise InputError(
+                f"{_name(self.path)}, line {number:,}: byte 0x{error.object[error.start]:02x} is "
+                "not UTF-8; convert the file first, for example: iconv -f LATIN1 -t UTF-8 "
+                f"{self.path} > new.txt"
+            ) from None
+        lines = []
+        for number, line in enumerate(text.split("\n"), self.number):
+            line = line.removesuffix("\r")
+            if not line.strip():
+                if empty_lines == "skip":
+                    continue
+                if empty_lines == "refuse":
+                    raise InputError(
+                        f"{_name(self.path)}, line {number:,} is empty; --empty-lines keep makes "
+                        "it a sentence of only <eos>, --empty-lines skip drops it."
+                    )
+                line = ""
+            lines.append(line)
+        return lines
+
 
 def read_blocks(path: Path, size: int, *, start: int = 0, number: int = 1) -> Iterator[Block]:
     """The whole lines of a file, about `size` bytes of them at a time, from a line on.
@@ -102,36 +134,9 @@ def read_blocks(path: Path, size: int, *, start: int = 0, number: int = 1) -> It
             number = block.next_number
 
 
-def block_lines(block: Block, empty_lines: str) -> list[str]:
-    """The lines of a block as `read_lines` gives them."""
-    data = block.data.removesuffix(b"\n")
-    try:
-        text = data.decode("utf-8-sig" if block.number == 1 else "utf-8")
-    except UnicodeDecodeError as error:
-        number = block.number + error.object.count(b"\n", 0, error.start)
-        raise InputError(
-            f"{_name(block.path)}, line {number:,}: byte 0x{error.object[error.start]:02x} is not "
-            f"UTF-8; convert the file first, for example: iconv -f LATIN1 -t UTF-8 {block.path} "
-            "> new.txt"
-        ) from None
-    lines = []
-    for number, line in enumerate(text.split("\n"), block.number):
-        line = line.removesuffix("\r")
-        if not line.strip():
-            if empty_lines == "skip":
-                continue
-            if empty_lines == "refuse":
-                raise InputError(
-                    f"{_name(block.path)}, line {number:,} is empty; --empty-lines keep makes it a "
-                    "sentence of only <eos>, --empty-lines skip drops it."
-                )
-            line = ""
-        lines.append(line)
-    return lines
-
-
-def refuse_empty(path: Path) -> NoReturn:
-    raise InputError(f"{_name(path)} is empty; give at least one line of text.")
+def refuse_empty(path: TextFile) -> NoReturn:
+    name = path.path if isinstance(path, HubText) else _name(path)
+    raise InputError(f"{name} is empty; give at least one line of text.")
 
 
 def _name(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""A corpus out of text files, on all cores; what was stopped goes on where it was."""
+"""A corpus out of text, on all cores; what was stopped goes on where it was."""
 
 import heapq
 import os
@@ -14,7 +14,8 @@ import numpy as np
 import tokenizers
 
 from hmmlm import __version__
-from hmmlm.data.corpus import Block, TextSplits, block_lines, read_blocks, read_lines, refuse_empty
+from hmmlm.data.corpus import Block, TextFile, TextSplits, read_blocks, read_lines, refuse_empty
+from hmmlm.data.hub import HubText, Rows
 from hmmlm.data.processes import Processes, num_processors
 from hmmlm.data.shards import ShardWriter, hash_file, token_type, write_index
 from hmmlm.data.tokenizer import Tokenizer
@@ -37,7 +38,7 @@ def prepare_corpus(
     progress: Callable[[str, int, int], None] | None = None,
     notice: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Encode text files into the corpus that `write_corpus` makes of their lines.
+    """Encode text into the corpus that `write_corpus` makes of their lines.
 
     Without a `tokenizer` the tokens are the words of the training text. `workers` processes share
     the work, by default one for each processor, or this one alone where the text is small; the
@@ -51,14 +52,15 @@ def prepare_corpus(
     """
     paths = [path for files in text.files.values() for path in files]
     for path in paths:
-        read_lines(path, empty_lines=text.empty_lines)  # refuses what cannot be read
+        if not isinstance(path, HubText):
+            read_lines(path, empty_lines=text.empty_lines)  # refuses what cannot be read
     if workers is None:
         workers = 1 if sum(map(_size, paths)) < _SMALL else num_processors()
     options = [text.empty_lines, tokenizer and tokenizer.hash, min_count, max_size]
     recipe = {
         "another version began it": [__version__, tokenizers.__version__],
         "the text has changed": {
-            name: [*map(signature, files)] for name, files in text.files.items()
+            name: [*map(_signature, files)] for name, files in text.files.items()
         },
         "the options are others": options,
     }
@@ -152,15 +154,15 @@ class _Work(Unfinished):
 
     def _results(
         self,
-        function: Callable[[Block], tuple[int, Any]],
-        files: Sequence[Path],
+        function: Callable[[Block | Rows], tuple[int, Any]],
+        files: Sequence[TextFile],
         place: dict[str, int],
         report: Callable[[int], None],
     ) -> Iterator[Any]:
         """What the function makes of each block from a place on; the place moves along."""
         for path in files[place["file"] :]:
             before = sum(map(_size, files[: place["file"]]))
-            blocks = read_blocks(path, _BLOCK, start=place["stop"], number=place["number"])
+            blocks = _blocks(path, start=place["stop"], number=place["number"])
             for block, (lines, result) in self.processes.map(function, blocks):
                 place["stop"], place["number"] = block.stop, block.next_number
                 place["lines"] += lines
@@ -179,26 +181,38 @@ def _start() -> dict[str, int]:
     return {"file": 0, "stop": 0, "number": 1, "lines": 0}
 
 
-def _size(path: Path) -> int:
+def _blocks(path: TextFile, *, start: int, number: int) -> Iterator[Block | Rows]:
+    if isinstance(path, HubText):
+        return path.blocks(_BLOCK, start=start, number=number)
+    return read_blocks(path, _BLOCK, start=start, number=number)
+
+
+def _signature(path: TextFile) -> list[Any]:
+    return path.signature if isinstance(path, HubText) else signature(path)
+
+
+def _size(path: TextFile) -> int:
     """Bytes of a file; 0 of what has no size, such as a pipe."""
+    if isinstance(path, HubText):
+        return path.size
     return path.stat().st_size if path.is_file() else 0
 
 
-def _count(empty_lines: str, block: Block) -> tuple[int, dict[str, int]]:
-    lines, counts = block_lines(block, empty_lines), Counter[str]()
+def _count(empty_lines: str, block: Block | Rows) -> tuple[int, dict[str, int]]:
+    lines, counts = block.lines(empty_lines), Counter[str]()
     for line in lines:
         counts.update(line.split())
     return len(lines), dict(counts)
 
 
-def _encode(tokenizer: Tokenizer, empty_lines: str, block: Block) -> tuple[int, np.ndarray]:
-    lines = block_lines(block, empty_lines)
+def _encode(tokenizer: Tokenizer, empty_lines: str, block: Block | Rows) -> tuple[int, np.ndarray]:
+    lines = block.lines(empty_lines)
     stretches = [np.empty(0, np.int64), *tokenizer.encode_stretches(lines)]
     return len(lines), np.concatenate(stretches).astype(token_type(tokenizer))
 
 
 def _encode_in_worker(
-    path: Path, hash: str, empty_lines: str, block: Block
+    path: Path, hash: str, empty_lines: str, block: Block | Rows
 ) -> tuple[int, np.ndarray]:
     return _encode(_load(path, hash), empty_lines, block)
 

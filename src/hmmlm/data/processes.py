@@ -10,9 +10,9 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
 from typing import TypeVar
 
-from hmmlm.data.corpus import Block
 from hmmlm.errors import InputError
 
+Part = TypeVar("Part")
 Result = TypeVar("Result")
 
 
@@ -42,14 +42,14 @@ class Processes:
             self._pool.shutdown(cancel_futures=True)
 
     def map(
-        self, function: Callable[[Block], Result], blocks: Iterable[Block]
-    ) -> Iterator[tuple[Block, Result]]:
+        self, function: Callable[[Part], Result], blocks: Iterable[Part]
+    ) -> Iterator[tuple[Part, Result]]:
         """Each block with what the function makes of it; some blocks are read ahead."""
         if self._pool is None:
             for block in blocks:
                 yield block, function(block)
             return
-        waiting = deque[tuple[Block, Future[Result]]]()
+        waiting = deque[tuple[Part, Future[Result]]]()
         try:
             for block in blocks:
                 waiting.append((block, self._pool.submit(function, block)))

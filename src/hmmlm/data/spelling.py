@@ -59,6 +59,26 @@ class Spelling:
         ids = np.array([id for id, _ in spelt], np.int64)
         return ids, table, np.array([len(text) for _, text in spelt], np.int64)
 
+    @cached_property
+    def prefixes(self) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
+        """What tokens write, as a tree: the node of each token of `rows`, and its levels.
+
+        Of each node of a level: the place of its parent in the level above, which for the first one
+        is the root alone, and its byte. Nodes count on from level to level.
+        """
+        _, spelt, lengths = self.rows
+        ends, levels = np.zeros(len(spelt), np.int64), []
+        inside, before = np.zeros(len(spelt), np.int64), 0
+        for place in range(spelt.shape[1]):
+            count = int((lengths > place).sum())
+            codes, inside = np.unique(
+                inside[:count] * 256 + spelt[:count, place], return_inverse=True
+            )
+            ends[:count] = before + inside
+            levels.append(np.divmod(codes, 256))
+            before += len(codes)
+        return ends, levels
+
 
 def _reader(tokenizer: Tokenizer, spec: Mapping[str, Any]) -> Callable[[int, str], bytes]:
     """A function from a token's id and name to its bytes."""

@@ -174,6 +174,19 @@ class Tokenizer:
         """The ids of one line, without `<eos>` and with nothing else added."""
         return self._encode([line], add_special_tokens=False)[0].ids
 
+    def encode_spans(self, line: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The same, and which characters of the line each id stands for, without spaces."""
+        try:
+            found = self._backend.encode(line, add_special_tokens=False)
+        except Exception as error:  # tokenizers raises bare Exception
+            raise InputError(f"The tokenizer cannot encode this text: {error}.") from error
+        spans = []
+        for start, end in found.offsets:
+            bare = line[start:end].strip()
+            start += len(line[start:end]) - len(line[start:end].lstrip()) if bare else 0
+            spans.append((start, start + len(bare) if bare else end))
+        return found.ids, spans
+
     def encode_lines(self, lines: Iterable[str]) -> Iterator[np.ndarray]:
         """Each line's ids, int64, ending in `eos_id`; a quarter of a megabyte of text at a time."""
         for group in _groups(lines):

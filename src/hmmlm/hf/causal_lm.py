@@ -1,10 +1,11 @@
 """An HMM as a causal language model of Hugging Face's transformers."""
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -12,6 +13,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from hmmlm import inference
 from hmmlm.errors import InputError
 from hmmlm.hf.configuration import HmmConfig
+from hmmlm.hf.rows import IMPOSSIBLE, Rows, loss_of, without_padding
+from hmmlm.hf.sources import check_folder, check_sizes, check_tables
 from hmmlm.hmm import HMM, emission_table
 from hmmlm.hugging_face import MODEL_TYPE
 from hmmlm.inference.streaming import State, emission_log_probs, next_state_log_probs, start
@@ -19,9 +22,8 @@ from hmmlm.model import Model, sizes_of
 from hmmlm.ops.normaliser import log_normaliser
 from hmmlm.results import Belief
 from hmmlm.support import Support
-from hmmlm.transitions import Dense, Factored
+from hmmlm.transitions import FAR, Dense, Factored, count_marks
 
-NO_LABEL = -100
 CELLS = 1 << 24
 """Numbers of all states, or of all words, that are held at once."""
 
@@ -32,20 +34,14 @@ class HmmCache:
     def __init__(self, belief: Belief, seen: int) -> None:
         self.belief, self.seen = belief, seen
 
+    is_compileable = False  # which transformers asks
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.seen
 
     def reorder_cache(self, beam_idx: Int[Tensor, " B"]) -> None:
         """Rows take the place of others, as beams do."""
         self.belief = self.belief.select(beam_idx.to(self.belief.fresh.device))
-
-
-class _Rows(NamedTuple):
-    """Rows without their padding, and where each token stood."""
-
-    tokens: Int[Tensor, "B T"]
-    lengths: Int[Tensor, " B"]
-    places: Int[Tensor, "B T"]  # in `tokens`, of each column that was given; -1 of padding
 
 
 class HmmForCausalLM(PreTrainedModel, GenerationMixin):
@@ -64,6 +60,7 @@ class HmmForCausalLM(PreTrainedModel, GenerationMixin):
     trans_log_norm: Tensor
 
     def __init__(self, config: HmmConfig) -> None:
+        check_sizes(config)
         super().__init__(config)
         states, words = config.num_states, config.vocab_size
         self.log_init = _parameter(states)
@@ -78,7 +75,9 @@ class HmmForCausalLM(PreTrainedModel, GenerationMixin):
         self.register_buffer("support_rows", torch.zeros(shape, dtype=torch.int32))
         self.register_buffer("support_row_of_word", torch.zeros(words, dtype=torch.int32))
         self._made: HMM | None = None
-        self._is_learnt = False
+        self._made_of: Any = None
+        self._marks: int | None = None  # of factors, as they were loaded
+        self._whole_at: Any = None  # the versions of the tables when last they were normalised
         self.post_init()
 
     @staticmethod
@@ -87,15 +86,27 @@ class HmmForCausalLM(PreTrainedModel, GenerationMixin):
         sizes = sizes_of(model.hmm)
         told = {**model.config, **sizes, "reset": reset, "eos_token_id": model.tokenizer.eos_id}
         made = HmmForCausalLM(HmmConfig(**told))
+        made.to(dtype=model.hmm.dtype)  # type: ignore
         made.set_hmm(model.hmm)
         return made.eval()
 
     @classmethod
     def from_pretrained(cls, *given: Any, **how: Any) -> Any:
-        """As of any model; a table that is missing, extra or of another shape is an error."""
+        """As of any model; a table that is missing, extra or of another shape is an error.
+
+        No pickle is read.
+        """
+        source = given[0] if given else how.get("pretrained_model_name_or_path")
+        check_folder(source)
         wants_info = how.pop("output_loading_info", False)
         how |= {"ignore_mismatched_sizes": True, "output_loading_info": True}  # told below
-        loaded: Any = super().from_pretrained(*given, **how)
+        how["use_safetensors"] = True
+        try:
+            loaded: Any = super().from_pretrained(*given, **how)
+        except SafetensorError as error:
+            raise InputError(
+                f"{source} has no whole safetensors ({error}); copy or save the model again."
+            ) from error
         model, info = loaded
         wrong = {
             "lacks": info["missing_keys"],
@@ -105,14 +116,24 @@ class HmmForCausalLM(PreTrainedModel, GenerationMixin):
         for word, names in wrong.items():
             if names:
                 raise InputError(
-                    f"{given[0]} {word} {', '.join(sorted(names))}: not the tables of this "
+                    f"{source} {word} {', '.join(sorted(names))}: not the tables of this "
                     f"configuration; copy or save the model again."
                 )
+        if not model._is_short:
+            check_tables(source, model._stored())
+        model._whole_at = model._versions()
         return (model, info) if wants_info else model
 
     @torch.no_grad()
     def set_hmm(self, hmm: HMM) -> None:
         """Takes the tables of an HMM of the same sizes."""
+        for name, size in sizes_of(hmm).items():
+            own = self.config.width if name == "states_per_word" else getattr(self.config, name)
+            if size != own:
+                raise InputError(
+                    f"The HMM's {name} is {size:,} but this model's is {own:,}; make one with "
+                    f"HmmForCausalLM.from_model."
+                )
         if isinstance(hmm.transitions, Factored):
             names = ("trans_left", "trans_right", "trans_log_norm")
         else:
@@ -123,19 +144,44 @@ class HmmForCausalLM(PreTrainedModel, GenerationMixin):
         tables |= {"support_row_of_word": hmm.support.row_of_word}
         for name, table in tables.items():
             getattr(self, name).copy_(table)
-        self._made, self._is_learnt = None, False
+        self._made, self._whole_at = None, self._versions()
+        self._marks = None
 
     @property
     def hmm(self) -> HMM:
         """The HMM of the tables as they are now; one to learn from while that is asked for."""
         if self.training and torch.is_grad_enabled():
-            self._made, self._is_learnt = None, True
+            self._made = self._whole_at = None  # fused optimisers change tables in silence
             return self._normalised()
-        if self._made is None or self._made.device != self.log_init.device:
+        now = (self._versions(), self.log_init.dtype, self.log_init.device)
+        if self._made is None or self._made_of != now:
             self._support().validate()
             with torch.no_grad():
-                self._made = (self._normalised() if self._is_learnt else self._stored()).detach()
+                made = self._stored() if self._is_whole else self._normalised()
+            self._made, self._made_of = made.detach(), now
         return self._made
+
+    def _apply(self, *given: Any, **how: Any) -> Any:
+        """As of any module; where digits are lost, tables have to be normalised again."""
+        before = self.log_init.dtype
+        applied = super()._apply(*given, **how)
+        if torch.finfo(self.log_init.dtype).eps > torch.finfo(before).eps:
+            self._made = self._whole_at = None
+        return applied
+
+    def _versions(self) -> tuple[tuple[int, int], ...]:
+        """Others as soon as a table has changed, but for what optimisers do."""
+        return tuple((id(table), table._version) for table in self.parameters())
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether numbers have too few digits to be computed with, or to sum to one."""
+        return self.log_init.dtype in (torch.float16, torch.bfloat16)
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether the tables are normalised as they stand."""
+        return not self._is_short and self._whole_at == self._versions()
 
     def forward(
         self,
@@ -147,28 +193,47 @@ class HmmForCausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int = 0,
         num_items_in_batch: Any = None,
         return_dict: bool | None = None,
+        may_have_ended: bool = False,
         **_: Any,
     ) -> CausalLMOutputWithPast | tuple:
         """logits[b, t] are log p(next token | tokens up to t); `labels` are the tokens themselves.
 
         The loss is the mean of -log p(token | those before it) over the tokens that have a label
         (-100: none), the first of a row left out. Columns that are masked do not count as read.
+        All is computed with the digits of float32 at least, whatever autocast says.
+
+        After a token that cannot come there nothing can follow, which is an error. Where rows
+        `may_have_ended`, and are filled up, `<eos>` follows: nobody chose that token.
         """
-        rows = _without_padding(input_ids, attention_mask)
-        hmm, reset = self.hmm, self.config.eos_token_id if self.config.reset else None
-        belief = None if past_key_values is None else past_key_values.belief
-        loss = logits = cache = None
-        if labels is not None:
-            if belief is not None:
-                raise InputError("Labels are of whole texts; leave out past_key_values.")
-            loss = _loss(hmm, rows, labels, reset, num_items_in_batch)
-        if labels is None or not self.training:
-            read = inference.filter(
-                hmm.detach(), rows.tokens, lengths=rows.lengths, belief=belief, reset_id=reset
+        if not isinstance(past_key_values, HmmCache | None):
+            raise InputError(
+                f"past_key_values is a {type(past_key_values).__name__} but must be what an "
+                f"earlier call of this model gave; leave it out."
             )
-            logits = self._logits(hmm.detach(), rows, read, logits_to_keep, reset)
+        seen = 0 if past_key_values is None else past_key_values.seen
+        rows = without_padding(input_ids, attention_mask, seen)
+        reset = self.config.eos_token_id if self.config.reset else None
+        belief = None if past_key_values is None else past_key_values.belief
+        if labels is not None and belief is not None:
+            raise InputError("Labels are of whole texts; leave out past_key_values.")
+        if labels is not None and self.training and self._num_marks:
+            raise InputError(
+                "This model is a mixture, whose parts nothing keeps apart in training; fine-tune "
+                "the parts, then mix them."
+            )
+        loss = logits = cache = None
+        learns = labels is not None and torch.is_grad_enabled() and not self.training
+        learns = learns and not self._num_marks
+        hmm = self._normalised() if learns else self.hmm  # which in training learns anyway
+        if labels is not None:
+            loss = loss_of(hmm, rows, labels, reset, num_items_in_batch)
+        if labels is None or not self.training:
+            hmm = hmm.detach()
+            read = inference.filter(
+                hmm, rows.tokens, lengths=rows.lengths, belief=belief, reset_id=reset
+            )
+            logits = self._logits(hmm, rows, read, logits_to_keep, reset, may_have_ended)
             if use_cache is not False and labels is None:
-                seen = 0 if past_key_values is None else past_key_values.seen
                 cache = HmmCache(read.belief, seen + input_ids.shape[1])
         made = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)  # type: ignore
         return made.to_tuple() if return_dict is False else made
@@ -178,11 +243,25 @@ class HmmForCausalLM(PreTrainedModel, GenerationMixin):
         input_ids: Tensor,
         past_key_values: HmmCache | None = None,
         attention_mask: Tensor | None = None,
+        is_first_iteration: bool | None = False,
         **given: Any,
     ) -> dict[str, Any]:
-        """What has not been read yet."""
+        """What has not been read yet.
+
+        In its later steps `generate` fills up rows that have ended: see `forward`.
+        """
         seen = 0 if past_key_values is None else past_key_values.seen
-        told = {"input_ids": input_ids[:, seen:], "past_key_values": past_key_values}
+        if seen and seen >= input_ids.shape[1]:
+            raise InputError(
+                f"past_key_values has read {seen:,} tokens but input_ids has "
+                f"{input_ids.shape[1]:,}; give all of the text, with tokens that are new at its "
+                f"end."
+            )
+        new = input_ids[:, seen:]
+        if not is_first_iteration:  # what is no token fills up rows that have ended
+            new = new.masked_fill(new >= self.config.vocab_size, 0)
+        told = {"input_ids": new, "past_key_values": past_key_values}
+        told["may_have_ended"] = not is_first_iteration
         told |= {"attention_mask": attention_mask, "use_cache": given.get("use_cache")}
         return told | {"logits_to_keep": given.get("logits_to_keep") or 1}
 
@@ -190,9 +269,15 @@ class HmmForCausalLM(PreTrainedModel, GenerationMixin):
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
 
+    def resize_token_embeddings(self, *given: Any, **how: Any) -> Any:
+        raise InputError(
+            "An HMM has no embeddings of words to add more to; train one with the tokenizer that "
+            "has them."
+        )
+
     def save_pretrained(self, *given: Any, **how: Any) -> None:
         """As of any model; tables that were learnt are normalised first."""
-        if self._is_learnt:
+        if not self._is_whole:
             with torch.no_grad():
                 self.set_hmm(self._normalised())
         super().save_pretrained(*given, **how)
@@ -210,31 +295,47 @@ class HmmForCausalLM(PreTrainedModel, GenerationMixin):
                 self.support_row_of_word.copy_(words)
             for parameter in self.parameters():
                 parameter.normal_()
-        self._made, self._is_learnt = None, True
+        self._made = self._whole_at = self._marks = None
+
+    def load_state_dict(self, *given: Any, **how: Any) -> Any:
+        self._marks = None
+        return super().load_state_dict(*given, **how)
 
     def _support(self) -> Support:
         rows, row_of_word = self.support_rows.long(), self.support_row_of_word.long()
         return Support(rows, row_of_word, self.config.num_states)
 
+    @property
+    def _num_marks(self) -> int:
+        """Columns of factors that keep the parts of a mixture apart; looked for once."""
+        if self._marks is None:
+            self._marks = count_marks(_wide(self.trans_left)) if self.config.factors else 0
+        return self._marks
+
     def _stored(self) -> HMM:
+        support, log_init, log_emit = self._support(), _wide(self.log_init), _wide(self.log_emit)
         if self.config.factors:
-            trans = Factored(self.trans_left, self.trans_right, self.trans_log_norm)
-        else:
-            trans = Dense(self.log_trans)
-        return HMM(self.log_init, trans, self.log_emit, self._support())
+            left, right = _wide(self.trans_left), _wide(self.trans_right)
+            if self._num_marks:
+                left = left.clamp(min=-FAR)  # which is -inf in float16
+            norms = _wide(self.trans_log_norm)
+            factored = Factored(left, right, norms, marks=self._num_marks)
+            return HMM(log_init, factored, log_emit, support)
+        return HMM(log_init, Dense(_wide(self.log_trans)), log_emit, support)
 
     def _normalised(self) -> HMM:
-        support = self._support()
-        if self.config.factors:
-            norm = log_normaliser(self.trans_left, self.trans_right)
-            trans = Factored(self.trans_left, self.trans_right, norm)
+        tables = self._stored()
+        if isinstance(tables.transitions, Factored):
+            left, right, _ = tables.transitions.fields()
+            trans = tables.transitions.with_fields(left, right, log_normaliser(left, right))
         else:
-            trans = Dense(self.log_trans.log_softmax(1))
-        emit = self.log_emit.masked_fill(support.rows[support.row_of_word] < 0, 0.0)
-        return HMM(self.log_init.log_softmax(0), trans, emission_table(emit, support), support)
+            trans = Dense(tables.transitions.log_trans.log_softmax(1))
+        support = tables.support
+        emit = tables.log_emit.masked_fill(support.rows[support.row_of_word] < 0, 0.0)
+        return HMM(tables.log_init.log_softmax(0), trans, emission_table(emit, support), support)
 
     def _logits(
-        self, hmm: HMM, rows: _Rows, read: Any, keep: int, reset: int | None
+        self, hmm: HMM, rows: Rows, read: Any, keep: int, reset: int | None, may_have_ended: bool
     ) -> Float[Tensor, "B N V"]:
         """Of the last columns, or all; zeros where a column is padding."""
         places = rows.places[:, -keep:] if keep else rows.places
@@ -251,11 +352,11 @@ class HmmForCausalLM(PreTrainedModel, GenerationMixin):
             at = row[some], place[some]
             belief = Belief(read.states[at], read.log_probs[at], fresh[some])
             following = _next(replace(state, belief=belief))
-            if bool(torch.isneginf(following).all(1).any()):
-                raise InputError(
-                    "A text has a token that this HMM gives probability zero, so that nothing can "
-                    "follow; leave it out, or use a model that has seen it."
-                )
+            is_over = torch.isneginf(following).all(1)
+            if bool(is_over.any()):
+                if not may_have_ended or self.config.eos_token_id is None:
+                    raise InputError(IMPOSSIBLE)
+                following[is_over, self.config.eos_token_id] = 0.0
             logits[row[some], column[some]] = following
         return logits
 
@@ -265,51 +366,13 @@ def _next(state: State) -> Float[Tensor, "N V"]:
     return emission_log_probs(state.hmm, next_state_log_probs(state))
 
 
+def _wide(table: Tensor) -> Tensor:
+    """A table with digits enough; float64 stays."""
+    return table if table.dtype == torch.float64 else table.float()
+
+
 def _parameter(*size: int) -> nn.Parameter:
     return nn.Parameter(torch.zeros(*size))
-
-
-def _without_padding(input_ids: Tensor, mask: Tensor | None) -> _Rows:
-    size = input_ids.shape[1]
-    if mask is None:
-        mask = torch.ones_like(input_ids)
-    mask = mask[:, -size:] != 0
-    lengths = mask.sum(1)
-    if not bool((lengths > 0).all()):
-        row = int((lengths == 0).nonzero()[0])
-        raise InputError(f"Row {row:,} is all padding; give it at least one token.")
-    order = torch.argsort((~mask).int(), dim=1, stable=True)
-    places = torch.where(mask, mask.cumsum(1) - 1, -1)
-    return _Rows(input_ids.gather(1, order), lengths, places)
-
-
-def _loss(hmm: HMM, rows: _Rows, labels: Tensor, reset: int | None, number: Any) -> Tensor:
-    """log p of the labelled tokens: of the text up to the last of them, less that before them."""
-    is_there = rows.places >= 0
-    labels = labels.masked_fill(~is_there, NO_LABEL)
-    is_scored = (labels != NO_LABEL) & (rows.places > 0)
-    own = rows.tokens.gather(1, rows.places.clamp(min=0))
-    if bool(((labels != own) & is_scored).any()):
-        raise InputError(
-            "labels differ from input_ids; the loss of an HMM is that of the text it reads, so "
-            "give the tokens, or -100 where none is to be scored."
-        )
-    count = is_scored.sum(1)
-    some = count > 0
-    end = torch.where(is_scored, rows.places, -1).amax(1) + 1
-    begin = torch.where(is_scored, rows.places, rows.tokens.shape[1]).amin(1)
-    if bool(((end - begin != count) & some).any()):
-        raise InputError(
-            "Labels have gaps (-100 between two that are scored); label one run of tokens a row."
-        )
-    if not bool(some.any()):
-        return hmm.log_init.sum() * 0.0
-    tokens, end, begin = rows.tokens[some], end[some], begin[some]
-    whole = inference.log_prob(hmm, tokens, lengths=end, reset_id=reset).log_evidence
-    before = tokens[:, : int(begin.max())]
-    whole = whole - inference.log_prob(hmm, before, lengths=begin, reset_id=reset).log_evidence
-    total = -whole.sum() / (count.sum() if number is None else number)
-    return total.to(hmm.dtype)
 
 
 AutoConfig.register(MODEL_TYPE, HmmConfig)

@@ -1,6 +1,7 @@
 """HMMs in lm-eval: python -m hmmlm.hf.harness run --model hmm --model_args pretrained=FOLDER ..."""
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,15 +16,28 @@ from hmmlm.model import Model
 LONGEST = 256
 """New tokens of an answer, where a task does not say how many."""
 
+SIZES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+"""What tasks call that."""
+
 
 @register_model("hmm")
 class HmmHarness(LM):
     """A model's folder; every text is read from a cold start, and the first token scored too."""
 
-    def __init__(self, pretrained: str, device: str = "cpu", batch_size: int | str = 16) -> None:
+    def __init__(
+        self, pretrained: str, device: str | None = None, batch_size: int | str = 16, **others: Any
+    ) -> None:
         super().__init__()
-        if not torch.cuda.is_available():
-            device = "cpu"  # lm-eval asks for a GPU unless it is told otherwise
+        if others:
+            raise InputError(
+                f"model_args has {', '.join(sorted(others))}, but an HMM takes pretrained, device "
+                f"and batch_size alone; leave out the rest."
+            )
+        has_gpu = torch.cuda.is_available()
+        if device is None:  # nobody said
+            device = "cuda" if has_gpu else "cpu"
+        if torch.device(device).type == "cuda" and not has_gpu:
+            raise InputError(f"device is {device} but torch sees no GPU; give device=cpu.")
         self.model = Model.load(pretrained, device=device)
         self.lm: Any = HmmForCausalLM.from_model(self.model)
         self.lm.to(device)
@@ -39,13 +53,8 @@ class HmmHarness(LM):
         """log p(continuation | context) of each pair, and whether its tokens are all the best."""
         pairs = [self._split(*request.args) for request in requests]
         found: list[tuple[float, bool]] = []
-        for some, logits in self._read([before + after for before, after in pairs]):
-            for row, number in zip(logits, some, strict=True):
-                before, after = pairs[number]
-                given = row[len(before) : len(before) + len(after)]
-                ids = torch.tensor(after, device=given.device, dtype=torch.long)
-                scores = given.gather(1, ids[:, None])[:, 0].double()
-                found.append((float(scores.sum()), bool((given.argmax(1) == ids).all())))
+        for begin in range(0, len(pairs), self.batch_size):
+            found += self._score(pairs[begin : begin + self.batch_size])
         return found
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
@@ -66,25 +75,30 @@ class HmmHarness(LM):
         return [self._write(*request.args) for request in requests]
 
     def _write(self, context: str, how: dict[str, Any]) -> str:
-        until = how.get("until") or []
-        until = [until] if isinstance(until, str) else list(until)
+        how = {name: value for name, value in how.items() if value is not None}
+        until, sizes = how.pop("until", []), [how.pop(name, None) for name in SIZES]
+        size = next((size for size in sizes if size is not None), LONGEST)
+        draws = bool(how.pop("do_sample", how.get("temperature", 0) > 0))
+        temperature = float(how.pop("temperature", 1.0))
+        if draws and temperature > 0:
+            how = {"do_sample": True, "top_k": 0, "temperature": temperature, **how}
+        else:
+            how = {name: value for name, value in how.items() if name not in ("top_k", "top_p")}
+            how["do_sample"] = False
         ids = self.model.tokenizer.encode(context)
         start = torch.tensor([ids or [self.eos]], device=self.model.device)
-        drawn = {"do_sample": bool(how.get("do_sample", False))}
-        if drawn["do_sample"]:
-            drawn |= {"temperature": float(how.get("temperature", 1.0)), "top_k": 0}
         out = self.lm.generate(
             start,
             attention_mask=torch.ones_like(start),
-            max_new_tokens=int(how.get("max_gen_toks", LONGEST)),
+            max_new_tokens=int(size),
             eos_token_id=self.eos,
             pad_token_id=self.eos,
-            **drawn,
+            **how,
         )
         new = out[0, start.shape[1] :].tolist()
         new = new[: new.index(self.eos)] if self.eos in new else new
         text = self.model.tokenizer.decode(new)
-        for word in until:
+        for word in [until] if isinstance(until, str) else until:
             text = text.partition(word)[0] if word else text
         return text
 
@@ -95,22 +109,36 @@ class HmmHarness(LM):
         whole, before = encode(context + continuation), encode(kept)
         return whole[: len(before)], whole[len(before) :]
 
-    def _read(self, texts: Sequence[list[int]]) -> Iterator[tuple[list[int], list[torch.Tensor]]]:
-        """Numbers of texts, and log p of each token that may stand at each place of theirs."""
-        first = inference.next_log_probs(inference.start(self.model.hmm))  # (1, V)
-        for begin in range(0, len(texts), self.batch_size):
-            numbers = list(range(begin, min(begin + self.batch_size, len(texts))))
-            rows = [texts[number] for number in numbers]
-            width = max(1, *map(len, rows))
-            ids = torch.tensor([[*row, *[self.eos] * (width - len(row))] for row in rows])
-            mask = torch.arange(width) < torch.tensor([max(1, len(row)) for row in rows])[:, None]
-            place = self.model.device
-            with torch.no_grad():
-                logits = self.lm(ids.to(place), attention_mask=mask.to(place)).logits
-            yield numbers, [torch.cat([first, row]) for row in logits]
+    @torch.no_grad()
+    def _score(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
+        """Of one batch; -inf where a text cannot be. Logits are of what continues alone."""
+        rows = [[self.eos, *before, *after[:-1]] for before, after in pairs]  # <eos>: a cold start
+        width, keep = max(map(len, rows)), max(1, *(len(after) for _, after in pairs))
+        ids = torch.tensor([[self.eos] * (width - len(row)) + row for row in rows])
+        mask = torch.arange(width) >= width - torch.tensor([len(row) for row in rows])[:, None]
+        place = self.model.device
+        logits = self.lm(
+            ids.to(place), attention_mask=mask.to(place), logits_to_keep=keep, may_have_ended=True
+        ).logits
+        found = []
+        for given, (_, after) in zip(logits.cpu(), pairs, strict=True):
+            tokens = torch.tensor(after, dtype=torch.long)
+            given = given[keep - len(after) :]
+            scores = given.gather(1, tokens[:, None])[:, 0].double()
+            found.append((float(scores.sum()), bool((given.argmax(1) == tokens).all())))
+        return found
+
+
+def main() -> None:
+    """lm-eval's own command, to which HMMs are known; a mistake is one line and status 2."""
+    from lm_eval.__main__ import cli_evaluate
+
+    try:
+        cli_evaluate()
+    except InputError as error:
+        print(f"hmmlm: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":
-    from lm_eval.__main__ import cli_evaluate
-
-    cli_evaluate()
+    main()

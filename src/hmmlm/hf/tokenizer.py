@@ -3,10 +3,20 @@
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from tokenizers.models import WordLevel
+from transformers import AutoTokenizer, BatchEncoding, PreTrainedTokenizerFast
 
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.hf.configuration import HmmConfig
+
+
+class ReadWords(BatchEncoding):
+    """Ids of words, beside which a pipeline keeps the prompt, to set what is written behind it."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name == "prompt_text" and isinstance(value, str) and value and not value[-1].isspace():
+            value += " "  # what is written begins with a word, and words do not say so themselves
+        self.data[name] = value
 
 
 class HmmTokenizer(PreTrainedTokenizerFast):
@@ -24,6 +34,12 @@ class HmmTokenizer(PreTrainedTokenizerFast):
         """That of a model of ours."""
         backend = Backend.from_str(tokenizer.as_json())
         return HmmTokenizer(tokenizer_object=backend)._mended()
+
+    def __call__(self, *given: Any, **how: Any) -> BatchEncoding:
+        found = super().__call__(*given, **how)
+        if not isinstance(self.backend_tokenizer.model, WordLevel):
+            return found
+        return ReadWords(found.data, found.encodings, n_sequences=found.n_sequences)
 
     def _mended(self) -> "HmmTokenizer":
         if self.eos_token is None:

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from safetensors.torch import save_file
 from torch import Tensor
 
 from hmmlm.errors import InputError
-from hmmlm.hmm import HMM
+from hmmlm.hmm import HMM, emission_rows
 from hmmlm.interchange.tables import (
     Foreign,
     as_floats,
@@ -42,6 +41,9 @@ MOST_CELLS = 1 << 31
 
 WRITTEN_ZERO = -1e30
 """log 0 as Ctrl-G writes it: of -inf its products make NaN."""
+
+_GROUP = 1 << 24
+"""Cells of transitions that are made at a time."""
 
 
 def ctrl_g_hmm(source: str, tensors: Mapping[str, Tensor], config: dict[str, Any]) -> Foreign:
@@ -85,7 +87,7 @@ def _checked(
                 f"{config.get(key)!r}; copy the folder again as a whole."
             )
     eos_id = config.get("eos_token_id")
-    if not isinstance(eos_id, int) or not 0 <= eos_id < log_emit.shape[1]:
+    if type(eos_id) is not int or not 0 <= eos_id < log_emit.shape[1]:
         raise InputError(
             f"{source}: {CONFIG} says eos_token_id is {eos_id!r}, but it must be one of 0 to "
             f"{log_emit.shape[1] - 1:,}; correct it."
@@ -109,12 +111,13 @@ def write_ctrl_g(
     """
     hmm, words = (model.hmm, model.tokenizer) if isinstance(model, Model) else (model, None)
     eos_id = _check_eos(hmm, words.eos_id if words is not None else None, eos_id)
-    if hmm.state_ids is not None or hmm.source_ids is not None or hmm.num_soft:
+    if hmm.state_ids is not None or hmm.num_soft:
         raise InputError(
             f"This HMM has {hmm.num_states:,} states of a larger one, or soft evidence, and cannot "
             f"be written as a checkpoint; give the whole one."
         )
     refuse_existing(folder)
+    hmm.validate(rows=False)
     states = hmm.num_states + int(end_state)
     cells = states * (states + hmm.vocab_size)
     is_dense = hmm.support.is_dense and isinstance(hmm.transitions, Dense)
@@ -164,7 +167,7 @@ def _check_eos(hmm: HMM, own: int | None, given: int | None) -> int:
 def _tables(hmm: HMM, eos_id: int | None) -> dict[str, Tensor]:
     """Ctrl-G's tables; with `eos_id` a last state takes the ends of all others over."""
     hmm = hmm.detach().to("cpu")
-    log_emit = _dense_emissions(hmm)
+    log_emit = emission_rows(hmm)
     init, states = hmm.log_init.double().exp(), torch.arange(hmm.num_states)
     goes_on, ends = torch.ones_like(init), None
     if eos_id is not None:
@@ -181,7 +184,7 @@ def _tables(hmm: HMM, eos_id: int | None) -> dict[str, Tensor]:
         log_emit = torch.cat([log_emit, last])
     size = len(states) + (ends is not None)
     trans = torch.zeros(size, size)
-    step = max(1, (1 << 24) // hmm.num_states)
+    step = max(1, _GROUP // hmm.num_states)
     for start in range(0, hmm.num_states, step):
         rows = hmm.transitions.rows(start, min(start + step, hmm.num_states)).double().exp()
         chosen = (states >= start) & (states < start + step)
@@ -198,17 +201,6 @@ def _tables(hmm: HMM, eos_id: int | None) -> dict[str, Tensor]:
         "beta": log_emit.float().clamp(min=WRITTEN_ZERO).contiguous(),
         "gamma": log_init.float().clamp(min=WRITTEN_ZERO),
     }
-
-
-def _dense_emissions(hmm: HMM) -> Float[Tensor, "Z V"]:
-    """log p(x | z) of every state and word, a table of its own."""
-    if hmm.support.is_dense:
-        return hmm.log_emit.T.clone()
-    table = hmm.log_emit.new_full((hmm.num_states, hmm.vocab_size), -torch.inf)
-    ids = hmm.support.rows[hmm.support.row_of_word]  # (V, K)
-    words, slots = (ids >= 0).nonzero(as_tuple=True)
-    table[ids[words, slots], words] = hmm.log_emit[words, slots]
-    return table
 
 
 def read_config(folder: Path) -> dict[str, Any]:

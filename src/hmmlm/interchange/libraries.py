@@ -75,7 +75,7 @@ def from_dynamax(params: Any) -> HMM:
 def tensor(array: Any) -> Tensor:
     """A tensor, or anything that numpy takes for an array."""
     if isinstance(array, Tensor):
-        return array.detach()
+        return array
     return torch.from_numpy(np.array(array))  # a copy: others' memory may be read-only
 
 

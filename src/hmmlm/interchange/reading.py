@@ -1,28 +1,27 @@
 """A file or folder of any library as a model: what it is, is seen from what is in it."""
 
 import os
-import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.errors import InputError
 from hmmlm.hmm import HMM
-from hmmlm.hmm_file import FORMAT
+from hmmlm.hmm_file import FORMAT, hmm_from
+from hmmlm.hugging_face import MODEL_TYPE
 from hmmlm.interchange import ctrl_g, libraries
+from hmmlm.interchange.files import INDEX, is_part, open_arrays, refuse_pickle
 from hmmlm.interchange.tables import Foreign
 from hmmlm.model import Model
+from hmmlm.support import Support
 from hmmlm.text_model import CONFIG, TOKENIZER, WEIGHTS
 
 TITLES = {
     "hmmlm": "a model of hmmlm",
+    "transformers": "an HMM that transformers saved",
     "ctrl-g": "a checkpoint of Ctrl-G",
     "trace": "a checkpoint of TRACE",
     "hmmlearn": "arrays of hmmlearn",
@@ -31,8 +30,6 @@ TITLES = {
 }
 SPARE = 1e-6
 """How probable the ids after a tokenizer's last may be, of each state, to be left out."""
-
-_PICKLES = (".pkl", ".pickle", ".joblib", ".pt", ".pth", ".bin", ".ckpt", ".jpc")
 
 
 class Source(NamedTuple):
@@ -71,11 +68,12 @@ def read_source(
     path = Path(path)
     if not path.exists():
         raise InputError(f"{path} does not exist; give a model's folder or a file of arrays.")
-    if path.name == WEIGHTS and (path.parent / CONFIG).exists():
+    if (path.name == WEIGHTS and (path.parent / CONFIG).exists()) or is_part(path):
         path = path.parent
     if path.is_dir() and _is_ours(path):
-        if tokenizer is not None:
-            raise InputError(f"{path} has a tokenizer of its own; leave --tokenizer out.")
+        for name, given in (("--tokenizer", tokenizer), ("--eos", eos)):
+            if given is not None:
+                raise InputError(f"{path} has a tokenizer of its own; leave {name} out.")
         model = Model.load(path)
         return Source("hmmlm", model, model.tokenizer.eos_id)
     kind, foreign = _read_foreign(path)
@@ -96,18 +94,20 @@ def _is_ours(folder: Path) -> bool:
 
 def _read_foreign(path: Path) -> tuple[str, Foreign]:
     if path.is_dir():
-        weights = path / WEIGHTS
-        if not weights.exists():
+        weights = next((path / name for name in (WEIGHTS, INDEX) if (path / name).exists()), None)
+        if weights is None:
             for other in sorted(path.iterdir()):
-                _refuse_pickle(other)
+                refuse_pickle(other)
             raise InputError(f"{path} has no {WEIGHTS}; give a model's folder or a file of arrays.")
         path = weights
-    _refuse_pickle(path)
-    with _arrays(path) as (names, load):
+    with open_arrays(path) as (names, load):
         kind = _recognise(path, names)
         left_out = ctrl_g.WORD_WEIGHTS if kind == "trace" else ()
         tensors = {name: load(name) for name in names if name not in left_out}
     source = str(path)
+    if kind == "transformers":
+        eos_id = ctrl_g.read_config(path.parent).get("eos_token_id")
+        return kind, Foreign(hmm_from(path, tensors), eos_id if type(eos_id) is int else None)
     if kind in ("ctrl-g", "trace"):
         config = ctrl_g.read_config(path.parent)
         make = ctrl_g.ctrl_g_hmm if kind == "ctrl-g" else ctrl_g.trace_hmm
@@ -135,61 +135,14 @@ def _recognise(path: Path, names: list[str]) -> str:
         if own & set(names):
             return kind
     if "log_init" in names:
+        beside = path.parent / CONFIG
+        if beside.exists() and ctrl_g.read_config(path.parent).get("model_type") == MODEL_TYPE:
+            return "transformers"
         raise InputError(f"{path} is part of a model of hmmlm; give its folder.")
     shown = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
     raise InputError(
         f"{path} holds {shown or 'nothing'}, which is no HMM of Ctrl-G, TRACE, hmmlearn, "
         f"pomegranate or dynamax; docs/interchange.md has the names of their tables."
-    )
-
-
-@contextmanager
-def _arrays(path: Path) -> Iterator[tuple[list[str], Callable[[str], Tensor]]]:
-    """The names of a file's arrays, and what reads one; nothing else is read."""
-    try:
-        if zipfile.is_zipfile(path):
-            with np.load(path, allow_pickle=False) as file:
-                yield list(file.files), lambda name: _numbers(path, name, file)
-        else:
-            with safe_open(path, framework="pt") as file:
-                yield list(file.keys()), file.get_tensor
-    except SafetensorError as error:
-        raise InputError(
-            f"{path} is neither a whole safetensors file ({error}) nor a whole .npz; save or copy "
-            f"it again."
-        ) from error
-    except (OSError, zipfile.BadZipFile) as error:
-        said = getattr(error, "strerror", None) or error
-        raise InputError(f"{path} cannot be read: {said}; save or copy it again.") from None
-
-
-def _numbers(path: Path, name: str, file: Mapping[str, np.ndarray]) -> Tensor:
-    try:
-        return torch.from_numpy(file[name])
-    except (TypeError, ValueError):  # objects, which are pickles, and text
-        raise InputError(
-            f"{path}: {name} is no array of numbers; save it with numpy.asarray(..., float)."
-        ) from None
-
-
-def _refuse_pickle(path: Path) -> None:
-    """Refuses what only a pickle's reader could read: that runs whatever program is in it."""
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        start = file.read(9)
-    # The length of a safetensors header may begin with the same byte; the header itself does not.
-    is_pickle = start[:1] == b"\x80" and start[8:] != b"{"
-    is_pickle |= path.suffix.lower() in _PICKLES
-    if zipfile.is_zipfile(path):
-        with suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as inside:
-            is_pickle |= any(name.endswith("data.pkl") for name in inside.namelist())
-    if not is_pickle:
-        return
-    raise InputError(
-        f"{path} is a pickle, which could run any program, and is never read; in the library that "
-        f"wrote it, load it and save its arrays: save_pretrained (safetensors) for Ctrl-G and "
-        f"TRACE, numpy.savez for others (docs/interchange.md)."
     )
 
 
@@ -211,13 +164,15 @@ def _with_tokenizer(
 
 def _without_spare_ids(path: Path, hmm: HMM, tokenizer: Path, words: int) -> HMM:
     """The HMM without the ids that a vocabulary was filled up with; p of all texts stays."""
-    spare = hmm.log_emit[words:].double().exp().sum(0)
-    if hmm.vocab_size < words or (len(hmm.log_emit) > words and float(spare.max()) > SPARE):
+    support, probs = hmm.support, hmm.log_emit[words:].double().exp()
+    states = support.rows[support.row_of_word[words:]].clamp(min=0)  # p of padding is 0
+    spare = probs.new_zeros(hmm.num_states).index_add_(0, states.flatten(), probs.flatten())
+    if hmm.vocab_size < words or float(spare.max()) > SPARE:
         raise InputError(
             f"{path} emits {hmm.vocab_size:,} words but {tokenizer} has {words:,}; give the "
             f"tokenizer that the model was made with."
         )
     if hmm.vocab_size == words:
         return hmm
-    log_trans = hmm.transitions.rows(0, hmm.num_states)
-    return HMM.from_tables(hmm.log_init, log_trans, hmm.log_emit[:words].T)
+    kept = Support(support.rows, support.row_of_word[:words], hmm.num_states)
+    return HMM(hmm.log_init, hmm.transitions, hmm.log_emit[:words], kept).validate(rows=False)

@@ -46,6 +46,8 @@ def check_shapes(source: str, tables: Mapping[str, Tensor], shapes: Mapping[str,
     sizes: dict[str, tuple[int, str]] = {}
     for name, letters in shapes.items():
         given = tuple(tables[name].shape)
+        if tables[name].is_complex():
+            raise InputError(f"{source}: {name} has complex numbers; save real ones.")
         if len(given) != len(letters):
             form = f"({', '.join(letters)}{',' if len(letters) == 1 else ''})"
             raise InputError(f"{source}: {name} has the shape {given} but must have {form}.")

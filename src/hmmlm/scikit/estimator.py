@@ -281,6 +281,7 @@ class HmmEstimator(BaseEstimator):
         if given is None and "e" not in redraw:
             given = self.n_features
         symbols = int(sequences.symbols.max()) + 1 if given is None else int(given)
+        tables.check_size(self.n_components, symbols)
         if symbols < 1:
             raise InputError("All of X is missing (-1) and n_features is not given; give it.")
         sequences = sequences.within(symbols, self.unseen)
@@ -329,11 +330,14 @@ class HmmEstimator(BaseEstimator):
 
     def _device(self) -> torch.device:
         try:
-            return torch.device(self.device)
-        except (RuntimeError, TypeError):
+            place = torch.device(self.device)
+            torch.empty(0, device=place)
+        except (RuntimeError, TypeError, AssertionError):
             raise InputError(
-                f"device is {self.device!r} but must be one of torch's, such as 'cpu' or 'cuda'."
+                f"device is {self.device!r} but must be one that torch has here, such as 'cpu', or "
+                f"'cuda' with a GPU."
             ) from None
+        return place
 
     def _dtype(self) -> torch.dtype:
         _check_among("dtype", self.dtype, tuple(DTYPES))
@@ -344,7 +348,8 @@ class HmmEstimator(BaseEstimator):
             value = vars(self)[name]
             if value is None and name == "n_features":
                 continue
-            if not isinstance(value, int | np.integer) or value < least:
+            is_bool = isinstance(value, bool)
+            if is_bool or not isinstance(value, int | np.integer) or value < least:
                 raise InputError(f"{name} is {value!r} but must be an integer, {least} or more.")
         for name in ("params", "init_params"):
             value = getattr(self, name)
@@ -356,6 +361,10 @@ class HmmEstimator(BaseEstimator):
         _check_among("algorithm", self.algorithm, ALGORITHMS)
         _check_among("implementation", self.implementation, IMPLEMENTATIONS)
         _check_among("unseen", self.unseen, UNSEEN)
+        for name in ("tol", "learning_decay"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float | np.number):
+                raise InputError(f"{name} is {value!r} but must be a number.")
         if not 0.5 < self.learning_decay <= 1:
             raise InputError(
                 f"learning_decay is {self.learning_decay} but must be above 0.5 and at most 1, or "

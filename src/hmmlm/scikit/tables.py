@@ -9,7 +9,7 @@ from numpy.random import RandomState
 from torch import Tensor
 
 from hmmlm.errors import InputError
-from hmmlm.hmm import HMM
+from hmmlm.hmm import HMM, emission_rows
 
 MOST = 1 << 28
 """Cells that a table may have: 2 GiB."""
@@ -24,7 +24,13 @@ Arrays = tuple[Float[np.ndarray, " Z"], Float[np.ndarray, "Z Z"], Float[np.ndarr
 
 def checked(name: str, table: Any, shape: tuple[int, ...]) -> Float[np.ndarray, "..."]:
     """A table of distributions in float64; `name` is what users call it."""
-    found = np.asarray(table, dtype=np.float64)
+    try:
+        found = np.asarray(table, dtype=np.float64)
+    except (ValueError, TypeError):
+        raise InputError(
+            f"{name} is no table of numbers; give {shape} probabilities, by n_components and "
+            "n_features."
+        ) from None
     if found.shape != shape:
         raise InputError(
             f"{name} has shape {found.shape} but must have {shape}, by n_components and n_features."
@@ -39,6 +45,16 @@ def checked(name: str, table: Any, shape: tuple[int, ...]) -> Float[np.ndarray, 
     return found
 
 
+def check_size(states: int, symbols: int) -> None:
+    """Refuses tables that are too large to be kept as arrays."""
+    if states * max(states, symbols) > MOST:
+        raise InputError(
+            f"An HMM of {states:,} states and {symbols:,} symbols has tables of up to "
+            f"{states * max(states, symbols):,} cells, more than the {MOST:,} that an estimator "
+            "keeps; number symbols from 0 on without gaps, or use hmmlm train and hmmlm.inference."
+        )
+
+
 def as_hmm(tables: Arrays, device: Any, dtype: torch.dtype) -> HMM:
     """The HMM of checked tables, every symbol with all states."""
     logs = (torch.from_numpy(table).to(device).log().to(dtype) for table in tables)
@@ -47,18 +63,9 @@ def as_hmm(tables: Arrays, device: Any, dtype: torch.dtype) -> HMM:
 
 def of_hmm(hmm: HMM) -> Arrays:
     """The tables of an HMM of any kind, with zeros where a state may not emit a symbol."""
-    states, words = hmm.num_states, hmm.vocab_size
-    if states * max(states, words) > MOST:
-        raise InputError(
-            f"An HMM of {states:,} states and {words:,} symbols has tables of up to "
-            f"{states * max(states, words):,} cells, more than the {MOST:,} that an estimator "
-            "keeps; ask the functions of hmmlm.inference."
-        )
-    ids = hmm.support.rows[hmm.support.row_of_word]  # (V, K)
-    emit = hmm.log_emit.new_full((words, states + 1), -torch.inf)
-    emit.scatter_(1, ids % (states + 1), hmm.log_emit.detach())  # -1 -> the spare column
-    trans = hmm.transitions.rows(0, states)
-    return as_arrays(hmm.log_init, trans, emit[:, :states].T)
+    check_size(hmm.num_states, hmm.vocab_size)
+    trans = hmm.transitions.rows(0, hmm.num_states)
+    return as_arrays(hmm.log_init, trans, emission_rows(hmm.detach()))
 
 
 def as_arrays(

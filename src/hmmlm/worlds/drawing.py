@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hmmlm.hmm import HMM
+from hmmlm.hmm import HMM, emission_rows
 
 
 class Document(NamedTuple):
@@ -46,7 +46,7 @@ class Drawing:
     def __init__(self, hmm: HMM, *, eos_id: int) -> None:
         self._start = Dice(hmm.log_init.exp()[None])
         self._moves = Dice(hmm.transitions.rows(0, hmm.num_states).exp())
-        self._words = Dice(emission_rows(hmm))
+        self._words = Dice(emission_rows(hmm).exp())
         self._eos_id = eos_id
 
     def documents(
@@ -66,14 +66,3 @@ class Drawing:
         cuts = np.cumsum(np.bincount(row))[:-1]
         parts = (np.split(each[order], cuts) for each in (token, state))
         return list(zip(*parts, strict=True))
-
-
-def emission_rows(hmm: HMM) -> Float[Tensor, "Z V"]:
-    """p(x | z) with a row for each state, zeros included."""
-    probs = hmm.log_emit.exp()
-    if hmm.support.is_dense:
-        return probs.T.contiguous()
-    cells = hmm.support.state_words
-    table = probs.new_zeros(hmm.num_states, hmm.vocab_size)
-    table[cells.states, cells.words] = probs[cells.words, cells.slots]
-    return table

@@ -76,6 +76,8 @@ def write_world(
             "num_states": world.hmm.num_states,
             "optimum": {},
         }
+        if settings.prompts:  # which not every world has
+            about["prompts"] = _write_prompts(folder / PROMPTS, world, settings)
         splits, nats, sizes = {}, [], []
         for name, count in settings.sizes.items():
             split = _Split(folder, name, world, count, settings)
@@ -89,8 +91,6 @@ def write_world(
         about |= write_index(folder / CORPUS, world.tokenizer, splits)
         if len(nats) > 1:
             about["entropy_rate"] = mean_nats(nats, sizes)._asdict()
-        if settings.prompts:
-            about["prompts"] = _write_prompts(folder / PROMPTS, world, settings)
         (folder / ABOUT).write_text(json.dumps(about, indent=1) + "\n")
     return about
 

@@ -22,6 +22,9 @@ DELIMITER = "/"
 MOST_STATES = 1 << 14
 """The transitions of a world are a table, which has the square of this many cells."""
 
+MOST_WORDS, MOST_LENGTH = 1 << 20, 1 << 20
+"""A world's words are listed, and a document is drawn token by token and read as a whole."""
+
 
 def ginc(
     *,
@@ -49,10 +52,12 @@ def ginc(
     """
     _check_least(concepts=(concepts, 1), entities=(entities, 1), properties=(properties, 2))
     _check_least(words=(words, 2), length=(length, 1), seed=(seed, 0))
+    _check_length(length)
     _check_share(persistence=persistence, smoothing=smoothing)
     _check_positive(temperature=temperature, start_temperature=start_temperature)
     per_concept = entities * properties
     _check_states(concepts * (per_concept + 1), "concepts, entities or properties")
+    _check_words(words, concepts * (per_concept + 1))
     generator = torch.Generator().manual_seed(seed)
     memory = torch.randint(1, words, (entities, properties), generator=generator)
     memory[:, 0] = 0
@@ -101,9 +106,11 @@ def random_hmm(
     own that is not counted in `states`.
     """
     _check_least(states=(states, 1), words=(words, 1), length=(length, 1), seed=(seed, 0))
+    _check_length(length)
     emitting = concentration if emission_concentration is None else emission_concentration
     _check_positive(concentration=concentration, emission_concentration=emitting)
     _check_states(states + 1, "states")
+    _check_words(words, states + 1)
     chance = np.random.default_rng(seed)
     start = _dirichlet(1, states, concentration, chance)
     moves = _dirichlet(states, states, concentration, chance)
@@ -223,4 +230,21 @@ def _check_states(states: int, which: str) -> None:
         raise InputError(
             f"The world would have {states:,} states but a world has at most {MOST_STATES:,}, "
             f"whose transitions fill {MOST_STATES**2 * 8:,} bytes; use fewer {which}."
+        )
+
+
+def _check_words(words: int, states: int) -> None:
+    most = min(MOST_WORDS, MOST_STATES**2 // states)
+    if words > most:
+        raise InputError(
+            f"The world would have {words:,} words but one of {states:,} states has at most "
+            f"{most:,}; use fewer words or states."
+        )
+
+
+def _check_length(length: int) -> None:
+    if length > MOST_LENGTH:
+        raise InputError(
+            f"length is {length:,} but documents have at most {MOST_LENGTH:,} tokens in the mean; "
+            f"draw more of them that are shorter."
         )
