@@ -3,23 +3,30 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-more lint wheel clean
+.PHONY: demo test test-more lint docs wheel clean
 
 demo: .venv/installed
 	$(BIN)/hmmlm demo
 
-# A process for each core, each of one thread.
+# A process for each core, each of one thread; neighbours stay together, for they share what is made for them.
 test: .venv/dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --dist worksteal
 
-# Slower checks: the built wheel in an empty environment, large texts, sweeps, kills, benchmarks.
-test-more: .venv/dev
-	$(BIN)/python -m pytest tests/more
+# Slower checks: the built wheel in an empty environment, large texts, sweeps, kills, the browser, the documentation; and
+# alone on the machine those that measure time or memory.
+ALONE := $(patsubst %,tests/more/test_%.py,benchmarks costs estimates explorer_load load peaks)
+test-more: .venv/dev .venv/docs
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/more $(addprefix --ignore=,$(ALONE)) -n logical --dist loadfile
+	$(BIN)/python -m pytest $(ALONE)
 
 lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+# The documentation, in site/: open site/index.html by any web server, such as `$(BIN)/mkdocs serve`.
+docs: .venv/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 wheel: .venv/dev
 	$(BIN)/python -m build
@@ -35,5 +42,9 @@ wheel: .venv/dev
 	$(PIP) -e '.[dev]'
 	touch $@
 
+.venv/docs: .venv/installed
+	$(PIP) -e '.[docs]'
+	touch $@
+
 clean:
-	rm -rf .venv dist build runs/demo*
+	rm -rf .venv dist build site runs/demo*

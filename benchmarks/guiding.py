@@ -1,8 +1,9 @@
 """python -m benchmarks.guiding TOKENIZER: what it takes to look ahead and to guide.
 
-A random HMM of dense states on the vocabulary of a tokenizer; five keywords in any order, another
-five for each row. A line for compiling the automata, for making the tables, and for a token of the
-batch. It is checked that p(met) is the sum over next tokens.
+A random HMM of dense states on the vocabulary of a tokenizer, or a model with `--guide FOLDER`;
+five keywords in any order, another five for each row. A line for compiling the automata, for making
+the tables, and for a token of the batch; `table_bytes` are those of all rows. It is checked that
+p(met) is the sum over next tokens.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import json
 import random
 import time
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from statistics import median
 
 import torch
@@ -19,6 +21,7 @@ from hmmlm.data.spelling import Spelling
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.generate import Guide, Lookahead, contains
 from hmmlm.hmm import HMM
+from hmmlm.model import Model
 from hmmlm.support import Support
 from hmmlm.transitions import Dense
 
@@ -44,7 +47,7 @@ def random_hmm(states: int, words: int, device: str) -> HMM:
 
 
 def measure(
-    tokenizer: Tokenizer, states: int, rows: int, budget: int, device: str
+    tokenizer: Tokenizer, hmm: HMM, rows: int, budget: int, device: str
 ) -> tuple[dict[str, float], dict[str, object]]:
     """Milliseconds, and what else is known."""
     is_gpu = device == "cuda"
@@ -54,7 +57,8 @@ def measure(
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    hmm = random_hmm(states, tokenizer.vocab_size, device)
+    if is_gpu:
+        torch.cuda.reset_peak_memory_stats()
     choose, began = random.Random(0), now()
     spelling = Spelling.of(tokenizer)
     automata = [contains(*choose.sample(WORDS, 5)).compile(spelling) for _ in range(rows)]
@@ -78,15 +82,17 @@ def measure(
     whole = looks[0].log_met(start, place, budget)
     parts = torch.logsumexp(looks[0].next_log_met(start, place, budget), 1)
     sizes = [one.num_states for one in automata]
-    peak = torch.cuda.max_memory_allocated() if is_gpu else None
-    facts = {"automaton_states": [min(sizes), max(sizes)], "peak_bytes": peak}
+    peak = torch.cuda.max_memory_allocated() if is_gpu else 1024 * getrusage(RUSAGE_SELF).ru_maxrss
+    made = sum(table.nbytes for look in looks for table in look.tables)
+    facts = {"automaton_states": [min(sizes), max(sizes)], "table_bytes": made, "peak_bytes": peak}
     return times, {**facts, "sum_error": float((whole - parts).abs())}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tokenizer", type=Path, help="a tokenizer.json or SentencePiece .model")
-    parser.add_argument("--states", type=int, default=4096)
+    parser.add_argument("--states", type=int, default=4096, help="of the random HMM")
+    parser.add_argument("--guide", type=Path, help="a model's folder, instead of a random HMM")
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--budget", type=int, default=32)
     parser.add_argument("--commit", help="what to write where git does not know it")
@@ -95,8 +101,14 @@ def main() -> int:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     about, tokenizer = describe(), Tokenizer.load(given.tokenizer)
     place = torch.cuda.get_device_name() if device == "cuda" else about["device"]
-    times, facts = measure(tokenizer, given.states, given.rows, given.budget, device)
-    case = f"guide-z{given.states}-v{tokenizer.vocab_size}-b{given.rows}-t{given.budget}"
+    if given.guide is None:
+        hmm = random_hmm(given.states, tokenizer.vocab_size, device)
+    else:
+        model = Model.load(given.guide, device=device)
+        hmm, tokenizer = model.hmm, model.tokenizer
+    times, facts = measure(tokenizer, hmm, given.rows, given.budget, device)
+    case = "guide" if given.guide is None else "trained-guide"
+    case += f"-z{hmm.num_states}-v{tokenizer.vocab_size}-b{given.rows}-t{given.budget}"
     for what, ms in times.items():
         line = {"case": case, "what": what, "ms": round(ms, 3), **facts, "device": place}
         line |= {"torch": torch.__version__, "commit": given.commit or about["commit"]}

@@ -53,7 +53,7 @@ def save_curves(
     axes.set_xlabel(across)
     axes.set_ylabel(up)
     axes.grid(color=FAINT)
-    axes.legend(frameon=False)
+    axes.legend(loc="best", frameon=False)  # said, it may take its time
     _write(figure, path)
 
 
@@ -78,6 +78,45 @@ def save_points(
     axes.set_xlabel(along)
     axes.grid(color=FAINT)
     axes.set_axisbelow(True)
+    _write(figure, path)
+
+
+def save_gaps(
+    path: Path,
+    curves: Mapping[str, Mapping[float, float]],
+    levels: Mapping[str, float],
+    across: str,
+    up: str,
+) -> None:
+    """Curves by name that fall towards zero, both scales logarithmic; grey levels beside them."""
+    figure, axes = _page(height=4.6)
+    places = sorted({place for points in curves.values() for place in points})
+    for (name, points), colour in zip(curves.items(), COLOURS, strict=False):
+        dashes = "--" if "," in name else "-"
+        axes.plot(
+            list(points), list(points.values()), dashes, color=colour, marker="o", ms=4, label=name
+        )
+        last = max(points)
+        axes.annotate(
+            f"{points[last]:.2g}", (last, points[last]), (6, 0), textcoords="offset points",
+            fontsize=8, color=colour, va="center",
+        )  # fmt: skip
+    axes.margins(x=0.09)
+    for name, level in levels.items():
+        axes.axhline(level, color=GREY, linestyle=":")
+        axes.annotate(
+            f"{name}: {level:.2f}", (places[0], level), (0, 4), textcoords="offset points",
+            fontsize=8, color=GREY,
+        )  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(places, [f"{place:,}" for place in places], fontsize=8)
+    axes.set_yticks(marks := [0.01, 0.03, 0.1, 0.3, 1], [f"{mark:g}" for mark in marks], fontsize=8)
+    axes.minorticks_off()
+    axes.set_xlabel(across)
+    axes.set_ylabel(up)
+    axes.grid(color=FAINT)
+    axes.legend(frameon=False, fontsize=8, loc="lower left")
     _write(figure, path)
 
 

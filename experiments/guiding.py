@@ -14,6 +14,8 @@ words of one topic, 16 times by each method, and scores every text by the langua
 - *rejection*: the language model alone; texts that do not meet the constraint are thrown away.
 
 A line has the 16 texts of a prompt and method. `page` writes the texts and what follows from them.
+Stopped, `run` goes on with the prompts that have no lines yet. `experiments.guiding_stages` does
+all of this unattended.
 """
 
 import argparse
@@ -100,8 +102,13 @@ def run(given: argparse.Namespace) -> int:
     writer = Writer(llm, Model.load(given.guide, device=device))
     tokenizer = writer.hmm.tokenizer
     sets = keyword_sets()[: given.prompts]
+    done = {(line["prompt"], line["method"]) for line in read_lines(given.out)}
     for first in range(0, len(sets), TOGETHER):
         some = sets[first : first + TOGETHER]
+        numbers = range(first, first + len(some))
+        methods = [m for m in METHODS if any((number, m) not in done for number in numbers)]
+        if not methods:
+            continue
         asked = [CHAT.format(REQUEST.format(", ".join(words))) for words in some]
         prompts = [tokenizer.encode(text) for text in asked]
         began = time.perf_counter()
@@ -109,7 +116,7 @@ def run(given: argparse.Namespace) -> int:
         _wait(device)
         facts = {"prepare_s": time.perf_counter() - began}
         facts |= {"bytes": sum(table.nbytes for look in looks for table in look.tables)}
-        for method in METHODS:
+        for method in methods:
             strength = {"guided": 1.0, "mask": 0.0}.get(method)
             guide = None if strength is None else Guide(looks, strength=strength)
             began = time.perf_counter()
@@ -131,7 +138,9 @@ def run(given: argparse.Namespace) -> int:
             add_lines(given.out, lines)
             share = np.mean([line["met"] for line in lines])
             print(
-                f"prompts {first} to {first + len(some) - 1}, {method}: {share:.1%} met", flush=True
+                f"prompts {first} to {numbers[-1]}, {method}: {share:.1%} met, "
+                f"{facts['prepare_s']:.1f} s to look ahead, {facts['write_s']:.1f} s to write",
+                flush=True,
             )
     return 0
 

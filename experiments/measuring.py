@@ -39,16 +39,18 @@ def measure_model(
     watch: Callable[[int], None],
     modes: Sequence[str] = BOTH,
     bytes_of: Mapping[str, int] | None = None,
+    tested: bool = True,
 ) -> dict:
     """A model that `hmmlm train` wrote: its weights that were best on validation.
 
-    `bytes_of` are the bytes of the validation and the test text.
+    `bytes_of` are the bytes of the validation and the test text, which only a model that is
+    `tested` reads.
     """
     model = load_model(folder, device=device)
     steps = read_metrics(folder)
     return {
         "parameters": _count(model),
-        **_perplexities(model.lm, corpus, device, watch, modes, bytes_of or {}),
+        **_perplexities(model.lm, corpus, device, watch, modes, bytes_of or {}, tested),
         "ms_train_step": ms_of_step(steps),
         "tokens_trained": steps[-1].tokens,
         "epochs": steps[-1].epoch,
@@ -105,6 +107,7 @@ def _perplexities(
     watch: Callable[[int], None],
     modes: Sequence[str],
     bytes_of: Mapping[str, int],
+    tested: bool = True,
 ) -> dict[str, Any]:
     def read(text: Any, mode: str) -> Evaluation:
         eos = corpus.tokenizer.eos_id
@@ -112,10 +115,11 @@ def _perplexities(
 
     found, counts = {}, set()
     for mode in modes:
-        val, test = (read(corpus.split(name), mode) for name in ("valid", "test"))
-        counts.add((val.tokens, test.tokens))
-        found[mode] = {"val": val.perplexity, "test": test.perplexity}
-        if "test" in bytes_of:
+        val = read(corpus.split("valid"), mode)
+        test = read(corpus.split("test"), mode) if tested else None
+        counts.add((val.tokens, test and test.tokens))
+        found[mode] = {"val": val.perplexity, "test": test and test.perplexity}
+        if test is not None and "test" in bytes_of:
             bits = math.log2(test.perplexity) * test.tokens
             found[mode]["bits_per_byte"] = bits / bytes_of["test"]
     ((tokens_val, tokens_test),) = counts  # each mode scores every token once

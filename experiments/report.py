@@ -9,6 +9,8 @@ from typing import Any
 
 from experiments.chiu_rush_2020 import tables
 from experiments.chiu_rush_2020.claims import Found, judge
+from experiments.induction import RESULTS as INDUCED
+from experiments.induction import section as section_of_tags
 from experiments.lee_berg_kirkpatrick_2025.page import draw, section
 from experiments.results import read_lines, with_times
 from experiments.rows import BOTH
@@ -26,7 +28,8 @@ run it again: [experiments/README.md](../experiments/README.md), what was tried:
 [experiments/LOG.md](../experiments/LOG.md).
 
 # Chiu & Rush 2020
-[Lines]({link}), [Lee & Berg-Kirkpatrick 2025](#lee--berg-kirkpatrick-2025) comes after.
+[Lines]({link}), [Lee & Berg-Kirkpatrick 2025](#lee--berg-kirkpatrick-2025) and the
+[induction of tags](#induction-of-tags) come after.
 
 Perplexities are read in two ways, by *sentence* and *streaming* ([evaluation.md](evaluation.md));
 the paper's way is streaming. **Bold** is the way that a model was trained for. Every number is of
@@ -54,18 +57,23 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--lines", type=Path, default=RESULTS, help="what the runner wrote")
     parser.add_argument("--times", type=Path, default=TIMES, help="what it wrote with --time")
     parser.add_argument("--distilled", type=Path, default=DISTILLED, help="those of the other")
+    parser.add_argument("--induced", type=Path, default=INDUCED, help="those of tags")
     parser.add_argument("--out", type=Path, default=PAGE, help="the page; figures go beside it")
     given = parser.parse_args(words)
     lines = with_times(read_lines(given.lines), read_lines(given.times))
     timed = given.distilled.with_name(f"{given.distilled.stem}_times.jsonl")
     others = with_times(read_lines(given.distilled), read_lines(timed))
-    is_rehearsed = any(line["config"]["text"] != line["dataset"] for line in (*lines, *others))
-    if is_rehearsed and given.out.resolve() == PAGE.resolve():
-        raise SystemExit(f"{given.lines} has lines of --smoke, which are no results; give --out.")
+    induced = read_lines(given.induced)
+    read = {given.lines: lines, given.distilled: others, given.induced: induced}
+    for path, some in read.items():
+        is_rehearsed = any(line["config"]["text"] != line["dataset"] for line in some)
+        if is_rehearsed and given.out.resolve() == PAGE.resolve():
+            raise SystemExit(f"{path} has lines of --smoke, which are no results; give --out.")
     given.out.parent.mkdir(parents=True, exist_ok=True)
     pictures = _draw(lines, given.out.parent)
     text = page(lines, pictures, given.lines)
-    given.out.write_text(text + section(others, draw(others, given.out.parent)))
+    text += section(others, draw(others, given.out.parent)) + section_of_tags(induced)
+    given.out.write_text(text)
     runs = {line["config"]["run"] for line in (*lines, *others)}
     told = {"lines": len(lines) + len(others), "runs": len(runs)}
     print(json.dumps({"page": str(given.out), **told}))

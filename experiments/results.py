@@ -111,8 +111,13 @@ def with_times(
 def is_done(lines: Iterable[Mapping[str, Any]], experiment: str, row: Row) -> bool:
     """Whether all modes of a row are there, of the settings that it has now."""
     wanted = (experiment, row.name, row.dataset, row.run)
-    found = {line["mode"] for line in lines if _key(line) == wanted}
+    found = {line["mode"] for line in lines if _key(line) == wanted and _is_enough(line, row)}
     return found >= set(row.modes)
+
+
+def _is_enough(line: Mapping[str, Any], row: Row) -> bool:
+    """Whether a line has what its row is for: one that was only compared has no test."""
+    return line["test"] is not None or not row.tested
 
 
 def take_over(
@@ -124,7 +129,10 @@ def take_over(
     for experiment, row in wanted:
         held = [trained.get((row.run, mode)) for mode in row.modes]
         if not is_done(lines, experiment, row):
-            made += [{**line, **_about(experiment, row)} for line in held if line is not None]
+            held = [line for line in held if line is not None and _is_enough(line, row)]
+            # What is only compared has no test, though another row's may be known.
+            unread = {} if row.tested else {"test": None, "tokens_test": None}
+            made += [{**line, **_about(experiment, row), **unread} for line in held]
     return made
 
 

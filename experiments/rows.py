@@ -14,7 +14,7 @@ TINY = {
     "model.width": "16",
     "model.embedding": "16",
     "model.states_per_word": "4",
-    "data.batch_size": "4",
+    "data.batch_size": "8",
     "data.length": "32",
 }
 """What a row has instead where it is only to be seen running."""
@@ -31,6 +31,15 @@ SLOW = (
     "model.dropout_input",
 )
 """What it does without: rows that differ in nothing else share a training."""
+
+ALIKE = {
+    "train.dropout": "0.5",
+    "train.average": "0.999",
+    "train.weight_decay": "0.02",
+    "train.decay_states": "0.1",
+    "train.decay_words": "0.1",
+}
+"""What it has where it has any of it, for the same reason."""
 
 WHOLE = ("data.tokens", "data.shown", "train.begin_with", "train.frozen")
 """What the head of a text does without."""
@@ -77,7 +86,7 @@ class Row:
     `mode` is the evaluation mode it is trained for, of the `modes` it is read in. It may be
     `taught` the first tokens' states, and begin with the layers of another model. Numbers that the
     paper does not print are None. `text` is what it is trained on instead of the dataset, to be
-    seen running.
+    seen running. One of many that are compared is not `tested`: only validation text is read.
     """
 
     name: str
@@ -97,6 +106,7 @@ class Row:
     paper_train: float | None = None
     paper_ms: float | None = None
     text: str = ""
+    tested: bool = True
 
     def __post_init__(self) -> None:
         named = [setting.partition("=")[0] for setting in self.settings]
@@ -144,8 +154,7 @@ class Row:
     def shrink(self) -> "Row":
         """The same kind of training in seconds."""
         kept = {key: value for key, value in self.table.items() if key not in SLOW}
-        if kept.get("train.dropout", "0.0") != "0.0":
-            kept["train.dropout"] = "0.5"
+        kept |= {key: value for key, value in ALIKE.items() if float(kept.get(key, 0)) > 0}
         needed = {"data.batch_size", "data.length"}
         needed |= set() if self.kind in ("scalar", "pretrained") else {"model.width"}
         needed |= {"model.embedding"} if self.kind in ("awd_lstm", "hmm_rnn") else set()

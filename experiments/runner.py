@@ -331,7 +331,7 @@ class Runner:
         return [*row.changes, f"model.clusters={json.dumps(str(path.absolute()))}"]
 
     def _measure(self, job: Job) -> None:
-        if "measured" in job.notes:  # the test text is read once
+        if _is_measured(job.notes.get("measured"), job.row):  # the test text is read once
             return
         from experiments.measuring import measure_kneser_ney, measure_model, measure_times
         from hmmlm.data.shards import Corpus
@@ -345,8 +345,17 @@ class Runner:
         else:
             row, watch = job.row, self.stop.check
             heard = self.bytes_of(row)
-            measured = measure_model(job.folder, corpus, self.device, watch, row.modes, heard)
+            measured = measure_model(
+                job.folder, corpus, self.device, watch, row.modes, heard, row.tested
+            )
         job.note(measured=measured)
+
+
+def _is_measured(measured: Mapping[str, Any] | None, row: Row) -> bool:
+    """Whether all is known of a training; one that was only compared has not been tested."""
+    if measured is None or not row.tested:
+        return measured is not None
+    return all(found["test"] is not None for found in measured.get("modes", {}).values())
 
 
 def cluster_file(folder: Path, row: Row) -> Path:
@@ -364,6 +373,7 @@ def make_jobs(
     for experiment, row in wanted:
         if not is_done(lines, experiment, row):
             job = jobs.setdefault(row.run, Job(row, [], work))
+            job.row = replace(job.row, tested=job.row.tested or row.tested)
             job.wanted.append((experiment, row))
     return list(jobs.values())
 

@@ -23,9 +23,11 @@ ROOMS = [
     ["results"],
     ["ops"],
     ["hmm"],
+    ["mixture", "tempering"],
     ["inference"],
     ["data"],
     ["clusters"],
+    ["induction"],
     ["params"],
     ["lm"],
     ["evaluate"],
@@ -38,6 +40,8 @@ ROOMS = [
     ["filling"],
     ["model"],
     ["neural_model"],
+    ["fitting"],
+    ["calibration"],
     ["worlds", "interchange"],
     ["hf", "explore", "scikit"],
     ["cli"],
@@ -53,6 +57,7 @@ ONLY = {
     "ops": {"errors", "storage", "machine_code", "products", "transitions", "support", "results"},
     "data": {"errors", "storage"},
     "clusters": {"errors", "storage", "machine_code", "data"},
+    "induction": {"errors", "machine_code", "data", "clusters"},
     "lm": {"errors"},
 }
 HEIGHT = {room: height for height, rooms in enumerate(ROOMS) for room in rooms}

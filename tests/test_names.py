@@ -13,6 +13,7 @@ PLAIN = ["lengths", "belief", "reset_id", "implementation"]
 COMPARING = ["length", "num_samples", "reset_id", "generator"]
 FUNCTIONS = {  # positional arguments, then those that only go by keyword
     "log_prob": (["hmm", "tokens"], COMMON),
+    "token_log_probs": (["hmm", "tokens"], COMMON),
     "filter": (["hmm", "tokens"], COMMON),
     "smooth": (["hmm", "tokens"], COMMON),
     "counts": (["hmm", "tokens"], COMMON),
@@ -87,7 +88,7 @@ def test_from_tables_takes_emissions_by_state():
     ("name", "arguments"),
     {
         "save": ["self", "folder", "metrics"],
-        "load": ["folder", "device"],
+        "load": ["folder", "device", "check_rows"],
         "score": ["self", "lines"],
         "perplexity": ["self", "lines", "mode"],
         "posterior": ["self", "line"],

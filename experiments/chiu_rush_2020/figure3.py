@@ -6,8 +6,6 @@ Deviations from the paper:
 - The recipe is that of whole sentences in rows, 14 epochs, cosine from 0.01, embeddings
   N(0, 0.2^2); dropout (0.5), blocks (128) and how words come to them are the paper's.
 - The paper prints no numbers beside the figure but those of 2^14 (table 2) and 2^15 (table 1).
-- The time of a batch of 2^16 states is of a carried belief that read the whole table, which is
-  mended since (LOG.md); it is to be timed again.
 """
 
 from experiments.chiu_rush_2020.recipes import ABLATION, HALF

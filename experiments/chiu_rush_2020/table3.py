@@ -10,7 +10,6 @@ Deviations from the paper:
 - Without blocks, 1,024 states begin at N(0, 0.05^2) with a rate of 0.003. Dropout keeps states that
   all words share alike: the three rows of 1,024 states stand there without it too, all that way.
 - The paper prints Brown, 16384 states, M = 128 twice, as 134 and 136; both rows are one training.
-- The time of a batch with M = 32 is from before a mend (LOG.md), to be timed again.
 """
 
 from collections.abc import Sequence

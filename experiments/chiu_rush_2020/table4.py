@@ -6,7 +6,6 @@ Deviations from the paper:
 - The recipe is that of figure 3, 14 epochs; table 4's other rows are those of table 2.
 - Figure 4 prints no numbers: those of independent embeddings are in table 3, that of factored ones
   with 128 blocks is in table 4.
-- The times of a batch with M = 32 are from before a mend (LOG.md), to be timed again.
 """
 
 from experiments.chiu_rush_2020 import table2

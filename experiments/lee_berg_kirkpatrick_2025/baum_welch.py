@@ -17,7 +17,13 @@ EXPERIMENT = "lee_berg_kirkpatrick_2025/baum_welch"
 HMM = MODELS["HMM"]
 RATES = (0.1, 0.03, 0.01)
 EM = ("train.optimiser=em", "train.accumulate=1", "train.pseudocount=0.01")
-LEFT_OUT = ("train.beta2", "train.weight_decay", "train.clip", "train.warmup_steps")
+LEFT_OUT = (
+    "train.beta2",
+    "train.weight_decay",
+    "train.clip",
+    "train.warmup_steps",
+    "train.precision",
+)
 
 
 def stepwise(name: str, *settings: str) -> tuple[Row, ...]:

@@ -15,7 +15,7 @@ RATES = (0.4, 0.1, 0.03, 0.01, 0.003)
 
 NAMES = MODELS | VARIANTS
 
-LOWER = {"transformer": (0.03, 0.01, 0.003, 0.001, 3e-4)}
+LOWER = {kind: (0.03, 0.01, 0.003, 0.001, 3e-4) for kind in ("mlp", "transformer")}
 LOWER |= {"pretrained": (0.003, 0.001, 3e-4, 1e-4, 3e-5)}
 """Of kinds that learn at lower ones."""
 

@@ -2,10 +2,12 @@
 
 Deviations that all experiments share: 100M tokens of `web` instead of 500M of SlimPajama; the
 gradient's norm is clipped at 1, as in the released code; the paper does not say how wide its
-embeddings are (ours 256) nor how they start (ours N(0, 0.2^2) or N(0, 0.3^2), free logits of the
-baseline N(0, 1)); a scalar HMM has no products to round and trains in float32; every line of the
-text ends with the tokenizer's end token, which the released code does not have; in SmolLM2's tokens
-80M.
+embeddings are (ours 256) nor how anything starts (embeddings N(0, 0.2^2) or N(0, 0.3^2), those that
+a transformer reads N(0, 1), free logits N(0, 1)). All models start at the frequencies of words:
+products have a number for each word that they add to. Without it networks that all states share
+make them alike while they learn the frequencies, and are still there after 10M tokens (LOG.md).
+Every line of the text ends with the tokenizer's end token, which the released code does not have;
+in SmolLM2's tokens 80M.
 """
 
 from experiments.rows import Row, Taught, Teacher
@@ -17,15 +19,15 @@ WINDOW = f"window {LENGTH}"
 MOST = {"web-smollm2": 80_000_000}
 """SmolLM2's tokens are longer: the same text has fewer of them."""
 
-_LOWRANK = ("model.width=256", "model.bias=false", "model.unigram=false")
-_MLP = ("model.width=256", "model.bias=false", "model.destination=true", "model.start=linear")
-_TRF = ("model.width=256", "model.depth=4", "model.bias=false")
+_LOWRANK = ("model.width=256",)
+_MLP = ("model.width=256", "model.destination=true", "model.start=linear")
+_TRF = ("model.width=256", "model.depth=4", "model.scale=1.0")
 
 Model = tuple[str, tuple[str, ...]]
 """A kind, and its settings."""
 
 MODELS: dict[str, Model] = {
-    "HMM": ("scalar", ("model.unigram=false",)),
+    "HMM": ("scalar", ()),
     "Ablation A (single H)": ("lowrank", (*_LOWRANK, "model.shared=true")),
     "Ablation B (split H)": ("lowrank", _LOWRANK),
     "Chiu and Rush": ("mlp", _MLP),
@@ -36,8 +38,8 @@ MODELS: dict[str, Model] = {
     "MLP, monolithic": ("mlp", (*_MLP, "model.monolithic=true")),
     "TRF": ("transformer", (*_TRF, "model.monolithic=false")),
     "TRF, monolithic": ("transformer", _TRF),
-    "SmolLM2": ("pretrained", ("model.bias=false",)),
-    "SmolLM2, random": ("pretrained", ("model.bias=false", "model.random=true")),
+    "SmolLM2": ("pretrained", ()),
+    "SmolLM2, random": ("pretrained", ("model.random=true",)),
 }
 
 
@@ -94,7 +96,7 @@ def train(
         f"train.warmup_steps={steps // 20}",
         "train.final_rate=0.1",
         "train.dropout=0.0",
-        *(() if kind == "scalar" else ("train.precision=bf16",)),
+        "train.precision=bf16",
     )
     return tuple(
         Row(
@@ -146,5 +148,5 @@ SMOLLM2_RANDOM = Teacher(
 
 def lvd(teacher: Teacher = OURS, *, tokens: int = SHORT, dim: int = 0) -> Taught:
     """The states of the first tokens; clusters are found with the first 2M, once for all seeds."""
-    wanted = (f"distill.tokens={tokens}", "distill.iterations=20")
+    wanted = (f"distill.tokens={tokens}", "distill.iterations=20", "distill.batch_size=1024")
     return Taught(teacher, (*wanted, f"distill.dim={dim}") if dim else wanted)

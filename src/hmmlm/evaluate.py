@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hmmlm import inference
 from hmmlm.errors import InputError
 from hmmlm.hmm import HMM
-from hmmlm.inference import log_prob
 from hmmlm.lm import LanguageModel, Scores
 
 ROW_TOLERANCE = 1e-4
@@ -66,9 +66,11 @@ class HmmLM:
         lengths: Int[Tensor, " B"] | None = None,
         carry: Any = None,
         reset_id: int | None = None,
+        ends: bool = False,
     ) -> Scores:
         """log p(x_t | x_<t) of each token; the carry is the belief after each row's last token."""
-        scored = log_prob(
+        run = inference.token_log_probs if ends else inference.log_prob
+        scored = run(
             self.hmm,
             tokens.to(self.hmm.device),
             lengths=None if lengths is None else lengths.to(self.hmm.device),
@@ -76,6 +78,8 @@ class HmmLM:
             reset_id=reset_id,
             implementation=self.implementation,
         )
+        if isinstance(scored, Tensor):
+            return Scores(scored, None)
         return Scores(scored.token_log_probs, scored.belief)
 
     @torch.no_grad()
@@ -87,8 +91,9 @@ class HmmLM:
         hmm, generator = self.hmm, torch.Generator().manual_seed(seed)
         sources = torch.randperm(hmm.transitions.num_sources, generator=generator)[:rows]
         totals = torch.cat([hmm.log_init.double().exp().sum()[None], _emission_sums(hmm)])
-        others = float((totals - 1).abs().max())
-        return max(hmm.transitions.row_error(sources.to(hmm.device)), others)
+        others = (totals - 1).abs().max()
+        moves = hmm.transitions.row_error(sources.to(hmm.device))
+        return float(others.clamp(min=moves))  # NaN stays
 
 
 def parse_mode(mode: str | tuple[str, int]) -> tuple[str, int | None]:
@@ -255,7 +260,10 @@ def _score_rows(
         for row, (start, size) in enumerate(zip(rows[:, 0], left.tolist(), strict=True)):
             segment[row, :size] = np.asarray(tokens[start + done : start + done + size])
         scored = model.score_tokens(
-            torch.from_numpy(segment).to(device), lengths=left.to(device), carry=carry
+            torch.from_numpy(segment).to(device),
+            lengths=left.to(device),
+            carry=carry,
+            ends=bool(done + batch_tokens >= lengths[0]),
         )
         carry = scored.carry
         if scored.token_log_probs.isnan().any():

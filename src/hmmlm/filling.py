@@ -39,6 +39,8 @@ class GappedLine(NamedTuple):
     singles: list[int]  # the places of `?`
     at: int  # the token before which `*` stands
     length: tuple[int, int]  # (0, 0) where there is none
+    has_star: bool
+    spans: list[tuple[int, int] | None]  # the characters of each token; None for `<eos>`
 
     def readings(self) -> tuple[Int[Tensor, "L T"], Int[Tensor, " L"], Int[Tensor, " L"]]:
         """The line with `*` of every length: ids, their lengths, and those of `*`."""
@@ -50,16 +52,38 @@ class GappedLine(NamedTuple):
         return sorted([*moved, *range(self.at, self.at + size)])
 
 
-def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The tokens of a piece of a line. The space before a word belongs to it where tokens have
-    spaces; a tokenizer that puts one in front of every text is given none."""
-    plain = tokenizer.encode(text.lstrip())
-    adds_space = tokenizer.token(plain[0]).startswith(SPACE)
-    return plain if adds_space or text == text.lstrip() else tokenizer.encode(text)
+def _encode(tokenizer: Tokenizer, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    """The tokens of a piece of a line, and where they stand in it. The space before a word belongs
+    to it where tokens have spaces; a tokenizer that puts one in front of every text is given none.
+    """
+    bare = text.lstrip()
+    ids, spans = tokenizer.encode_spans(bare)
+    if tokenizer.token(ids[0]).startswith(SPACE) or text == bare:
+        before = len(text) - len(bare)
+        return ids, [(start + before, end + before) for start, end in spans]
+    return tokenizer.encode_spans(text)
+
+
+def _unescape(part: str) -> tuple[str, list[int]]:
+    """A piece of a pattern without the backslashes of its marks, and where each letter stood."""
+    gone = {found.start() for found in _ESCAPED.finditer(part)}
+    kept = [place for place in range(len(part)) if place not in gone]
+    return "".join(part[place] for place in kept), kept
 
 
 def read_pattern(tokenizer: Tokenizer, pattern: str, length: tuple[int, int]) -> GappedLine:
-    """A line with gaps. A mark stands alone between spaces; after a backslash it is a word."""
+    """A line with at least one gap."""
+    line = read_gaps(tokenizer, pattern, length)
+    if not line.singles and not line.has_star:
+        raise InputError(
+            f"The pattern {pattern!r} has no gap; write ? for one word or * for some, with spaces "
+            f"around it."
+        )
+    return line
+
+
+def read_gaps(tokenizer: Tokenizer, pattern: str, length: tuple[int, int]) -> GappedLine:
+    """A line that may have gaps: marks alone between spaces; with a backslash they are words."""
     least, most = length
     if not 0 <= least <= most:
         raise InputError(
@@ -70,28 +94,39 @@ def read_pattern(tokenizer: Tokenizer, pattern: str, length: tuple[int, int]) ->
     ids: list[int] = []
     singles: list[int] = []
     stars: list[int] = []
+    spans: list[tuple[int, int] | None] = []
+    begin = 0
     # Text and marks in turn.
     for number, part in enumerate(parts):
         if number % 2 == 0:
-            text = _ESCAPED.sub(r"\1", part).rstrip()
-            ids += _encode(tokenizer, text) if text.strip() else []
+            text, places = _unescape(part)
+            if text.strip():
+                found, at = _encode(tokenizer, text.rstrip())
+                ids += found
+                spans += [_place(part, places, begin, *span) for span in at]
         elif part == "?":
             singles.append(len(ids))
             ids.append(MISSING)
+            spans.append((begin, begin + 1))
         else:
             stars.append(len(ids))
-    if not singles and not stars:
-        raise InputError(
-            f"The pattern {pattern!r} has no gap; write ? for one word or * for some, with spaces "
-            f"around it."
-        )
+        begin += len(part)
     if len(stars) > 1:
         raise InputError(
             f"The pattern {pattern!r} has {len(stars):,} gaps of unknown length; use one *, for "
             f"with more of them one line could be read in several ways."
         )
     line = torch.tensor([[*ids, tokenizer.eos_id]])
-    return GappedLine(line, singles, stars[0] if stars else 0, (least, most) if stars else (0, 0))
+    length = (least, most) if stars else (0, 0)
+    at = stars[0] if stars else 0
+    return GappedLine(line, singles, at, length, bool(stars), [*spans, None])
+
+
+def _place(part: str, places: list[int], begin: int, start: int, end: int) -> tuple[int, int]:
+    """Where a token stands in the whole pattern, with its backslash if it has one."""
+    first, last = places[min(start, len(places) - 1)], places[min(end, len(places)) - 1] + 1
+    escaped = first > 0 and first - 1 not in places and part[first - 1] == "\\"
+    return begin + first - escaped, begin + max(last, first)
 
 
 def fill(

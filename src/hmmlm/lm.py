@@ -31,10 +31,11 @@ class LanguageModel(Protocol):
         lengths: Int[Tensor, " B"] | None = None,
         carry: Any = None,
         reset_id: int | None = None,
+        ends: bool = False,
     ) -> Scores:
         """Log-probability of each token; after `reset_id` the model starts as if at the beginning.
 
-        Without `carry` every row starts cold.
+        Without `carry` every row starts cold. If the text `ends` no carry is wanted.
         """
         ...
 

@@ -113,8 +113,17 @@ class Model(TextModel):
         }
 
     @staticmethod
-    def load(folder: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> "Model":
-        """Reads a folder written by `save` and checks all of it. No pickle is ever loaded."""
+    def load(
+        folder: str | os.PathLike[str],
+        *,
+        device: str | torch.device = "cpu",
+        check_rows: bool = True,
+    ) -> "Model":
+        """Reads a folder written by `save` and checks all of it. No pickle is ever loaded.
+
+        Without `check_rows` it is for the caller to see that transitions sum to one
+        (`hmm.validate()`), which takes a while where there are many states.
+        """
         folder = Path(folder)
         config = read_model_config(folder)
         if "kind" in config:
@@ -125,7 +134,7 @@ class Model(TextModel):
                 f"train an HMM."
             )
         tokenizer = read_tokenizer(folder, config)
-        hmm = read_hmm(folder / WEIGHTS)
+        hmm = read_hmm(folder / WEIGHTS, check_rows=check_rows)
         if (hmm.num_states, hmm.vocab_size) != (config.get("num_states"), config.get("vocab_size")):
             raise InputError(
                 f"{folder / WEIGHTS} has {hmm.num_states:,} states and {hmm.vocab_size:,} words "

@@ -17,6 +17,7 @@ from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.errors import InputError
 from hmmlm.evaluate import Evaluation, evaluate
 from hmmlm.hmm_file import FORMAT
+from hmmlm.hugging_face import MODEL_TYPE
 from hmmlm.lm import LanguageModel
 from hmmlm.storage import json_line, new_file, new_folder
 
@@ -153,12 +154,12 @@ def check_k(k: int) -> None:
         raise InputError(f"k is {k:,} but must be at least 1.")
 
 
-def groups(lines: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:
-    """Neighbouring lines whose rectangle is at most GROUP_TOKENS; a longer line stands alone."""
+def groups(lines: Iterable[np.ndarray], most: int = GROUP_TOKENS) -> Iterator[list[np.ndarray]]:
+    """Neighbouring lines whose rectangle is at most so many tokens; a longer one stands alone."""
     group: list[np.ndarray] = []
     longest = 0
     for ids in lines:
-        if group and max(longest, len(ids)) * (len(group) + 1) > GROUP_TOKENS:
+        if group and max(longest, len(ids)) * (len(group) + 1) > most:
             yield group
             group, longest = [], 0
         group.append(ids)
@@ -211,6 +212,11 @@ def read_model_config(folder: Path) -> dict[str, Any]:
         ) from None
     found = config.get("format") if isinstance(config, dict) else None
     if found != FORMAT:
+        if found is None and isinstance(config, dict) and config.get("model_type") == MODEL_TYPE:
+            raise InputError(
+                f"{folder} was saved by transformers; hmmlm convert {shlex.quote(str(folder))} "
+                f"--to hmmlm --out NEW makes a model of it."
+            )
         raise InputError(
             f"{path} has the format {found!r} but this version reads {FORMAT!r}; give a folder "
             f"written by hmmlm."

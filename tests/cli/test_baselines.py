@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import last_json, run_command
+from commands import last_json
 from hmmlm.cli import fitting
 from hmmlm.neural_model import load_model
 
@@ -26,9 +26,7 @@ FEW = ["--epochs=3", "--batch-size=4", "--length=16"]
 
 @pytest.mark.parametrize("kind", SMALL)
 def test_every_kind_trains_and_answers(place, call, kind):
-    answer = run_command(
-        "train", "corpus", "--model", kind, *SMALL[kind], *FEW, "--out=new", "--json", cwd=place
-    )
+    answer = call("train", "corpus", "--model", kind, *SMALL[kind], *FEW, "--out=new", "--json")
     assert answer.status == 0, answer.err
     assert f"{kind}; " in answer.out and " parameters" in answer.out
     trained = last_json(answer.out)

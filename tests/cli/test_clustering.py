@@ -13,9 +13,9 @@ from hmmlm.model import Model
 
 
 @pytest.mark.parametrize("method", ["brown", "exchange"])
-def test_cluster_writes_paths(place, method):
+def test_cluster_writes_paths(place, call, method):
     options = ["--clusters=5", f"--method={method}", "--out=paths", "--json"]
-    answer = run_command("cluster", "--text=text.txt", *options, cwd=place)
+    answer = call("cluster", "--text=text.txt", *options)
     assert answer.status == 0 and answer.err == "", answer.err
     result = last_json(answer.out)
     words = read_words((place / "text.txt").read_text().splitlines())

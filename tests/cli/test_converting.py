@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from commands import last_json, run_command, tree
+from commands import last_json, run_command
 from foreign import CTRL_G, TRACE, ctrl_g_tables, hmmlearn_arrays, trace_tables, write
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.model import Model
@@ -23,15 +23,8 @@ def save_words() -> None:
     Tokenizer.from_json(json.dumps(spec), source="x").save("words.json")
 
 
-def test_to_ctrl_g_and_back(made, tmp_path):
-    for name in ("model", "made"):
-        (tmp_path / name).mkdir()
-    for path, data in tree(made.folder / "model").items():
-        if data is not None and "/" not in path:
-            (tmp_path / "model" / path).write_bytes(data)
-    there = run_command(
-        "convert", "model", "--to=ctrl-g", "--out=made/guide", "--json", cwd=tmp_path
-    )
+def test_to_ctrl_g_and_back(place, call):
+    there = run_command("convert", "model", "--to=ctrl-g", "--out=made/guide", "--json", cwd=place)
     assert there.status == 0, there.err
     assert there.out.startswith("model is a model of hmmlm: 4 states, 13 words\n")
     assert "\nwrote made/guide, a checkpoint of Ctrl-G: 5 states\n" in there.out
@@ -44,15 +37,15 @@ def test_to_ctrl_g_and_back(made, tmp_path):
         "words": 13,
         "eos_id": 1,
     }
-    back = run_command("convert", "made/guide", "--to=hmmlm", "--out=back", cwd=tmp_path)
+    back = call("convert", "made/guide", "--to=hmmlm", "--out=back")
     assert back.status == 0, back.err
     first = "made/guide is a checkpoint of Ctrl-G: 5 states, 13 words\n"
     assert back.out == first + "wrote back, a model of hmmlm: 5 states\n"
-    before, after = (Model.load(tmp_path / name) for name in ("model", "back"))
+    before, after = (Model.load(name) for name in ("model", "back"))
     for a, b in zip(before.score(LINES), after.score(LINES), strict=True):
         assert sum(b.log_probs) == pytest.approx(sum(a.log_probs), rel=1e-6)
     for command in (["info"], ["sample", "-n1"], ["next"]):
-        answer = run_command(command[0], "back", *command[1:], cwd=tmp_path)
+        answer = call(command[0], "back", *command[1:])
         assert answer.status == 0, answer.err
 
 

@@ -32,7 +32,9 @@ def test_every_text_is_what_it_must_be(place, call):
         assert one in text.split() and other not in text.split() and 2 <= len(text.split()) <= 4
     assert said["constraint"] == f"((contains('{one}') & ~contains('{other}')) & words(2..4))"
     plain = call("sample", "model", "-n", 20, *options, "--seed=1")
-    assert re.match(r"probability \S+ that the model writes such a text", plain.err)
+    assert re.match(
+        r"probability \S+ that the model writes such a text of at most 8 tokens", plain.err
+    )
     assert plain.out.splitlines() == said["texts"]
 
 
@@ -172,5 +174,5 @@ def test_probabilities_in_words():
         (0.0, "100%"), (math.log(0.999), "99.9%"), (math.log(0.02), "2%"), (math.log(2e-5), "2e-5"),
         (-999.25, "1e-434"), (math.log(9.6e-5), "1e-4"), (math.log(9.4e-5), "9e-5"),
     ):  # fmt: skip
-        assert _told(log_prob).startswith(f"probability {told} that"), _told(log_prob)
-    assert _told(-math.inf) == "probability 0: this model never writes that"
+        assert _told(log_prob, 9).startswith(f"probability {told} that"), _told(log_prob, 9)
+    assert _told(-math.inf, 9) == "probability 0: this model never writes that in at most 9 tokens"

@@ -184,3 +184,34 @@ def test_the_bar_shows_the_share_the_speed_and_the_time_left(texts, monkeypatch)
         bar.refresh()
         line = screen.export_text().splitlines()[-1]
     assert "Encoding" in line and "50%" in line and "MB/s" in line
+
+
+def test_a_dataset(place, call, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", place / "cache")
+    Path("my.data").mkdir()
+    for split, lines in (("train", ["a b", "b"]), ("validation", ["a"]), ("more", ["c", "a a"])):
+        rows = [json.dumps({"said": line}) + "\n" for line in lines]
+        Path(f"my.data/{split}.jsonl").write_text("".join(rows))
+    answer = call("prepare", "hf:./my.data", "--column=said", "--json")
+    assert (answer.status, answer.err) == (0, "")
+    found = json.loads(answer.out.splitlines()[-1])
+    assert found["folder"] == "my.corpus"
+    assert {name: split["tokens"] for name, split in found["splits"].items()} == {
+        "train": 5,
+        "valid": 2,
+    }
+    options = ["--column=said", "--split=train=validation", "--split=test=train", "--out=two"]
+    answer = call("prepare", "hf:./my.data", *options, "--valid=text.txt", "--json")
+    found = json.loads(answer.out.splitlines()[-1])
+    assert {name: split["sentences"] for name, split in found["splits"].items()} == {
+        "train": 1,
+        "test": 2,
+        "valid": 200,
+    }
+
+
+@pytest.mark.parametrize("option", ["config", "split", "column"])
+def test_settings_of_datasets_are_for_datasets(refused, option):
+    said = refused("prepare", "text.txt", "--out=new", f"--{option}=x")
+    assert said == f"--{option} is for a dataset, hf:NAME; text.txt is none: leave it out."

@@ -58,7 +58,13 @@ def test_states_by_chance_instead_of_blocks(place, call):
     support = Model.load("new").hmm.support
     assert support.rows.shape == (support.vocab_size, 3) and not support.is_partition
     parameters = re.search(r"([\d,]+) parameters", answer.out)
-    estimated = call("estimate", "--set=model.states=12", *settings, f"--vocab={len(support.rows)}")
+    estimated = call(
+        "estimate",
+        "--no-measure",
+        "--set=model.states=12",
+        *settings,
+        f"--vocab={len(support.rows)}",
+    )
     assert parameters is not None and f"{parameters[1]} parameters" in estimated.out
 
 
@@ -243,7 +249,7 @@ def test_tables_too_large_to_start_from(place, refused, monkeypatch):
 
 def test_estimate(place, call):
     options = ["--set=model.kind=mlp", "--set=model.states=32768", "--set=model.blocks=128"]
-    answer = call("estimate", *options, "--vocab=10000", "--json")
+    answer = call("estimate", "--no-measure", *options, "--vocab=10000", "--json")
     assert answer.status == 0, answer.err
     result = last_json(answer.out)
     assert result["parameters"] == 11_355_153
@@ -253,7 +259,7 @@ def test_estimate(place, call):
 
 
 def test_estimate_of_a_step_that_is_an_epoch(call):
-    answer = call("estimate", "--set=model.kind=scalar", "--set=train.optimiser=em")
+    answer = call("estimate", "--no-measure", "--set=model.kind=scalar", "--set=train.optimiser=em")
     assert answer.status == 0 and "1,024 tokens a batch" in answer.out
 
 
@@ -263,12 +269,76 @@ def test_estimate_with_a_file_of_clusters_is_that_of_training(place, call, optio
     sizes = ["--set=model.states=60", "--set=train.epochs=1", *options]
     given = [*sizes, "--set=model.clusters=paths"]
     vocab = f"--vocab={Model.load('model').tokenizer.vocab_size}"
-    estimated = call("estimate", *given, vocab)
+    estimated = call("estimate", "--no-measure", *given, vocab)
     assert estimated.status == 0, estimated.err
     assert f"60 states in {blocks} blocks, " in estimated.out
     answer = call("train", "corpus", "--out=new", *given)
     assert answer.status == 0 and f"{blocks} blocks (paths)" in answer.out
     parameters = re.search(r"[\d,]+ parameters", estimated.out)
     assert parameters is not None and parameters[0] in answer.out
-    few = call("estimate", *given, "--set=model.states=64")
+    few = call("estimate", "--no-measure", *given, "--set=model.states=64")
     assert f"64 states cannot be shared equally among {blocks} blocks" in few.err
+
+
+SHAPE = ["--states=16", "--blocks=4", "--vocab=30", "--batch=2", "--length=8"]
+
+
+def test_estimate_measures(call):
+    answer = call("estimate", *SHAPE, "--seconds=0.2", "--device=cpu", "--json")
+    assert answer.status == 0, answer.err
+    result = last_json(answer.out)
+    assert result["tokens"] == 16 and result["device"] == "cpu"
+    assert list(result["measured"]) == ["training", "scoring", "guiding"]
+    for found in result["measured"].values():
+        assert found["tokens_per_second"] > 0 and found["bytes"] > 0 and found["fits"]
+    assert "lowrank, 16 states in 4 blocks" in answer.out and answer.out.count(" tokens/s ") == 3
+
+
+def test_estimate_of_what_does_not_fit(call, monkeypatch):
+    from hmmlm import calibration
+
+    found = {"automaton_states": 32, "budget": 32, "prepare_seconds": 1.0}
+    large = calibration.Measured(
+        "training", 5.0, 9 * 10**9, 10**9, 64, 32, True, "memory", 10**9, found
+    )
+    monkeypatch.setattr(calibration, "measure_apart", lambda task: large._replace(part=task.part))
+    answer = call("estimate", *SHAPE)
+    assert answer.status == 0
+    assert "extrapolated from 32 and 64 states for want of memory" in answer.out
+    assert "scoring does not fit: it needs 9.0 GB but 2.0 GB are free." in answer.err
+
+
+def test_what_is_measured_is_what_was_asked_for(call, monkeypatch):
+    from hmmlm import calibration
+
+    tasks, facts = [], {"automaton_states": 32, "budget": 32, "prepare_seconds": 1.0}
+    found = calibration.Measured("", 5.0, 9, 1, 64, 64, False, "", None, facts)
+    record = lambda task: tasks.append(task) or found._replace(part=task.part)  # noqa: E731
+    monkeypatch.setattr(calibration, "measure_apart", record)
+    more = ["--kind=scalar", "--tokens=70", "--seconds=3", "--device=cpu"]
+    assert call("estimate", *SHAPE, *more).status == 0
+    assert [task.part for task in tasks] == ["training", "scoring", "guiding"]
+    for task in tasks:
+        assert (task.tables["data"]["batch_size"], task.tables["data"]["length"]) == (2, 8)
+        assert task.tables["model"]["kind"] == "scalar"
+        assert (task.vocab_size, task.device, task.seconds) == (30, "cpu", 3.0)
+        assert (task.tokens, task.blocks) == (70, None)
+    tasks.clear()
+    assert (
+        call("estimate", "--states=16", "--vocab=30", "--set=model.states_per_word=4").status == 0
+    )
+    assert [task.blocks for task in tasks] == [4] * 3
+    tasks.clear()
+    assert call("estimate", "--vocab=30", "--tokens=3040").status == 0
+    assert [task.tables["model"]["states"] for task in tasks] == [128] * 3
+
+
+def test_estimates_that_are_refused(refused):
+    assert "17 states cannot be shared equally among 4 blocks" in refused(
+        "estimate", "--states=17", "--blocks=4"
+    )
+    assert "40 blocks need as many words but the vocabulary has 30" in refused(
+        "estimate", "--states=80", "--blocks=40", "--vocab=30"
+    )
+    assert "use --device cpu" in refused("estimate", *SHAPE, "--device=cuda:99")
+    assert "is not a number above 0" in refused("estimate", *SHAPE, "--seconds=0")

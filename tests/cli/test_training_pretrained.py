@@ -51,7 +51,13 @@ def test_a_training_lowers_the_loss_and_goes_on_to_the_same_model(ready, place, 
     found = losses("whole")
     assert sum(found[-5:]) < sum(found[:5]) - 1.0
     words = json.loads(Path("corpus/corpus.json").read_text())["vocab_size"]
-    count = ["estimate", f"--vocab={words}", "--set=model.kind=pretrained", "--set=model.states=6"]
+    count = [
+        "estimate",
+        "--no-measure",
+        f"--vocab={words}",
+        "--set=model.kind=pretrained",
+        "--set=model.states=6",
+    ]
     said = ready(*count, "--set=model.blocks=0", "--set=model.checkpoint=llama").out
     parameters = said.split(" parameters")[0].split()[-1]
     assert f"; {parameters} parameters" in answer.out

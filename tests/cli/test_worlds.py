@@ -1,11 +1,13 @@
 """`hmmlm world`: a world that is known, its corpus, and other commands on both."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 from commands import last_json, tree
+from hmmlm import worlds
 from hmmlm.data.shards import Corpus
 
 GINC = ["world", "ginc", "--concepts=2", "--entities=2", "--properties=3", "--words=5"]
@@ -62,6 +64,28 @@ def test_documents_and_prompts_as_json(place, call) -> None:
         Path("new/model/model.safetensors").read_bytes()
         != Path("other/model/model.safetensors").read_bytes()
     )
+
+
+@pytest.mark.parametrize(
+    ("made_by", "options"),
+    [
+        (GINC, {"persistence": 0.5, "temperature": 0.2, "start_temperature": 3, "smoothing": 0.05}),
+        (HMM, {"concentration": 0.2, "emission_concentration": 0.4}),
+    ],
+)
+def test_options_are_those_of_the_world(tmp_path, monkeypatch, call, made_by, options) -> None:
+    monkeypatch.chdir(tmp_path)
+    written, write = [], worlds.write_world
+    record = lambda *given, **how: written.append(given[2]) or write(*given, **how)  # noqa: E731
+    monkeypatch.setattr(worlds, "write_world", record)
+    told = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    answer = call(*made_by, "--out=new", *told, "--documents=11", "--seed=3", "--json")
+    assert answer.status == 0, answer.err
+    said = last_json(answer.out)
+    assert {name: said["world"][name] for name in (*options, "seed")} == {**options, "seed": 3}
+    assert said["optimum"]["valid"]["documents"] == said["optimum"]["test"]["documents"] == 2
+    assert written[0].seed == 3
+    assert f"), perplexity {math.exp(said['entropy_rate']['value']):.3f}\n" in answer.out
 
 
 def test_impossible_prompts_are_counted(place, call) -> None:

@@ -66,7 +66,9 @@ class Recorder:
         assert rows == 256
         return self.error
 
-    def score_tokens(self, tokens, *, lengths=None, carry=None, reset_id=None) -> Scores:
+    def score_tokens(
+        self, tokens, *, lengths=None, carry=None, reset_id=None, ends=False
+    ) -> Scores:
         self.calls.append((tokens, lengths, carry))
         live = torch.arange(tokens.shape[1]) < lengths[:, None]
         log_probs = torch.where(live, self.log_prob, 0.0).to(self.dtype)
@@ -192,6 +194,8 @@ def test_row_error_sees_every_table(field):
     assert HmmLM(hmm).row_error(256, 0) < 1e-12
     table += math.log(1.001)
     assert HmmLM(hmm).row_error(256, 0) == pytest.approx(1e-3, abs=1e-9)
+    table.view(-1)[0] = math.nan
+    assert math.isnan(HmmLM(hmm).row_error(256, 0))
 
 
 def test_row_error_of_emissions_on_a_ragged_support():

@@ -81,3 +81,12 @@ def test_automata_of_other_letters_and_of_too_many_states(monkeypatch):
     monkeypatch.setattr(automata, "MOST", 20)
     with pytest.raises(InputError, match=r"more than 10 states of 2 kinds .* limit of 20 cells"):
         from_steps(2, 0, lambda state, letter: state + 1, lambda state: True)
+
+
+def test_numbers_that_occur(monkeypatch):
+    codes = np.random.default_rng(0).integers(0, 50, 30)
+    truth = np.unique(codes, return_inverse=True)
+    for most in (50, 49):
+        monkeypatch.setattr(automata, "MOST", most)
+        for one, other in zip(automata.distinct(codes, 50), truth, strict=True):
+            assert (one == other).all()

@@ -242,6 +242,29 @@ def test_characters_of_several_bytes():
     assert not any(compiled.accepts([half]) for half in halves)
 
 
+def test_a_leaf_is_read_once_for_each_vocabulary():
+    spelling, other = (Spelling((b" rain", b" t", b"rain", b" Rain")) for _ in range(2))
+    once = contains("rain").read(spelling)
+    assert contains("rain").read(spelling) is once
+    assert contains("rain").read(other) is not once
+    kinds = [{}, {"whole": False}, {"ignore_case": True}]
+    made = [contains("rain", **how).read(spelling) for how in kinds]
+    told = [[one.accepts(text) for text in ([0], [1, 2], [3])] for one in made]
+    assert told == [[True, False, False], [True, True, False], [True, False, True]]
+
+
+@pytest.mark.parametrize("tokens", [(b"ab", None, b"", b"abc", b"b", b" a"), (None, b"")])
+def test_the_tree_of_what_tokens_write(tokens):
+    spelling = Spelling(tokens)
+    ends, levels = spelling.prefixes
+    above, nodes = [b""], []
+    for parents, spelt in levels:
+        above = [above[one] + bytes([byte]) for one, byte in zip(parents, spelt, strict=True)]
+        nodes += above
+    assert len(set(nodes)) == len(nodes)
+    assert [nodes[end] for end in ends] == [tokens[id] for id in spelling.rows[0]]
+
+
 def test_numbers_of_tokens_count_tokens():
     spelling = Spelling.of(byte_level())
     compiled = (tokens(2, 3) & contains("a", whole=False)).compile(spelling)
@@ -304,12 +327,18 @@ def test_names():
         (lambda: regex("(?i)a").letters, "has flags; write out"),
         (lambda: regex("(?i:a)b").letters, "has flags; write out"),
         (lambda: regex("(a{999}){999}").letters, "is too large: over 65,536 places"),
-        (lambda: regex("(a|[ab]{1,99}){1,99}").letters, "too many sets of them"),
     ],
 )
 def test_bad_input(make, message):
     with pytest.raises(InputError, match=message):
         make()
+
+
+def test_sets_of_places_may_be_too_many(monkeypatch):
+    monkeypatch.setattr("hmmlm.generate.regexes.WORK", 1 << 16)
+    assert regex("(a|b)*a(a|b){3}").letters is not None
+    with pytest.raises(InputError, match="or too many sets of them; ask for fewer repetitions"):
+        _ = regex("(a|b)*a(a|b){20}").letters
 
 
 def test_a_tokenizer_of_which_nobody_knows_what_it_writes():

@@ -258,6 +258,22 @@ def test_tokens_that_the_hmm_does_not_know():
     torch.testing.assert_close(factors[2:], alone)
 
 
+def test_a_token_at_a_time_is_what_reading_anew_is():
+    look = look_for(contains("rain"), without("sun"))
+    text, guide = encode("the sun was in"), Guide([look])
+    assert look.hmm.support.is_dense
+    for size in range(len(text) + 1):
+        factors = guide.log_factors([[]], [text[:size]], [0])[0]
+        read = [-1 if id == TOKENIZER.id("sun") else id for id in text[:size]]
+        state = inference.start(look.hmm, reset_id=EOS)
+        state = inference.advance(state, torch.tensor([read])) if read else state
+        place = torch.tensor([look.automaton.run(text[:size])])
+        truth = look.next_log_met(next_state_log_probs(state), place, BUDGET - size)
+        expected = truth - inference.next_log_probs(state) - torch.logsumexp(truth, 1, keepdim=True)
+        finite = torch.isfinite(expected[0])
+        torch.testing.assert_close(factors[finite], expected[0][finite], rtol=0, atol=1e-9)
+
+
 def test_after_its_end_a_text_has_no_more():
     guide = Guide([look_for(contains("rain"))])
     texts = [[*encode("rain"), EOS, 99, 0], encode("the")]
@@ -342,3 +358,15 @@ def test_bad_input():
     two = GuidedLogits(Guide([look, look]))
     with pytest.raises(InputError, match="has 2 constraints but there are 3 rows"):
         two(torch.tensor([[2]] * 3), torch.zeros(3, 14))
+
+
+def test_a_prompt_with_a_text_that_has_ended_begins_anew():
+    from hmmlm.hf.guiding import GuidedLogits
+
+    guide, scores = Guide([look_for(contains("rain"))]), torch.zeros(1, TOKENIZER.vocab_size)
+    processor, prompt = GuidedLogits(guide), encode("the sun")
+    processor(torch.tensor([prompt]), scores)
+    talk = torch.tensor([[*prompt, *encode("rain"), EOS, *encode("and the")]])
+    anew = processor(talk, scores)
+    assert torch.isneginf(anew[0, EOS]) and torch.isfinite(anew[0, TOKENIZER.id("rain")])
+    torch.testing.assert_close(anew, GuidedLogits(guide)(talk, scores))

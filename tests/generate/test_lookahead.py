@@ -1,6 +1,7 @@
 """p(met) against the sum over all texts, and draws that meet what was asked."""
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -12,8 +13,18 @@ from hmmlm import inference
 from hmmlm.data.spelling import Spelling
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.errors import InputError
-from hmmlm.generate import Lookahead, anything, contains, ends_with, sample_met, tokens, words
+from hmmlm.generate import (
+    Lookahead,
+    anything,
+    blocks,
+    contains,
+    ends_with,
+    sample_met,
+    tokens,
+    words,
+)
 from hmmlm.generate.automata import Automaton
+from hmmlm.generate.emissions import Words
 from hmmlm.generate.lookahead import Place, weigh_next
 from hmmlm.hmm import HMM
 from hmmlm.inference.streaming import next_state_log_probs
@@ -44,26 +55,39 @@ def log_p(hmm: HMM, text: list[int]) -> float:
     return float(read(hmm, text).log_evidence)
 
 
+class Texts:
+    """log p of texts after a prefix, those of one length at once and once."""
+
+    def __init__(self, hmm: HMM, prefix: list[int]) -> None:
+        self.hmm, self.prefix = hmm, prefix
+        self.log_p = {(): log_p(hmm, prefix)}
+
+    def __call__(self, texts: list[tuple[int, ...]]) -> list[float]:
+        """log p(text | prefix) of each text; all have one length."""
+        new = [text for text in texts if text not in self.log_p]
+        if new:
+            state = inference.start(self.hmm, len(new), reset_id=EOS)
+            state = inference.advance(state, torch.tensor([[*self.prefix, *text] for text in new]))
+            self.log_p |= zip(new, state.log_evidence.tolist(), strict=True)
+        return [self.log_p[text] - self.log_p[()] for text in texts]
+
+
 def sum_over_texts(
-    hmm: HMM,
+    texts: Texts,
     automaton: Automaton,
-    prefix: list[int],
     left: int,
     open_ended: bool,
     log_weights: torch.Tensor | None,
 ) -> np.ndarray:
     """p(next = w, met | prefix) for each w."""
-    found = np.zeros(hmm.vocab_size)
-    for size in range(left + 1):
-        if size == left and not open_ended:
-            continue
-        for text in product(WORDS, repeat=size):
-            if automaton.accepts([*prefix, *text]):
-                whole = [*text, EOS] if size < left else list(text)
-                score = log_p(hmm, [*prefix, *whole]) - log_p(hmm, prefix)
-                if log_weights is not None:
-                    score += float(log_weights[whole].sum())
-                found[whole[0]] += math.exp(score)
+    found = np.zeros(texts.hmm.vocab_size)
+    for size in range(left + open_ended):
+        met = [t for t in product(WORDS, repeat=size) if automaton.accepts([*texts.prefix, *t])]
+        whole = [(*text, EOS) if size < left else text for text in met]
+        for text, score in zip(whole, texts(whole), strict=True):
+            if log_weights is not None:
+                score += float(log_weights[list(text)].sum())
+            found[text[0]] += math.exp(score)
     return found
 
 
@@ -94,8 +118,9 @@ def test_against_all_texts(support, transitions, open_ended, weighted):
             if torch.isneginf(state.log_evidence).any():
                 continue
             ahead, place = next_state_log_probs(state), torch.tensor([automaton.run(prefix)])
+            texts = Texts(hmm, prefix)
             for left in range(1, BUDGET + 1):
-                truth = sum_over_texts(hmm, automaton, prefix, left, open_ended, weights)
+                truth = sum_over_texts(texts, automaton, left, open_ended, weights)
                 met = float(look.log_met(ahead, place, left).exp())
                 following = look.next_log_met(ahead, place, left)[0].exp().numpy()
                 assert met == pytest.approx(truth.sum(), rel=1e-10, abs=1e-300)
@@ -115,7 +140,7 @@ def test_rows_of_several_constraints_at_once(monkeypatch):
     at = [(0, 0, 3), (1, 1, 4), (2, 0, 1), (0, 1, 2), (1, 0, 2)]
     places = [Place(looks[number], state, left) for number, state, left in at]
     for cells in (1 << 24, 1):  # words that are weighed one by one, at once and each alone
-        monkeypatch.setattr("hmmlm.generate.lookahead.REDONE", cells)
+        monkeypatch.setattr("hmmlm.generate.emissions.REDONE", cells)
         found = weigh_next(ahead, places)
         for row, place in enumerate(places):
             alone = weigh_next(ahead[row : row + 1], [place])
@@ -137,15 +162,45 @@ def test_rows_of_several_states_at_once():
         )
 
 
+@pytest.mark.parametrize("support", ["dense", "ragged"])
 @pytest.mark.parametrize("share", [1, 10**9])
-def test_kinds_of_words_together_or_one_by_one(share, monkeypatch):
-    hmm, automaton = make_hmm("ragged"), draw_automaton(5)
+def test_kinds_of_words_together_or_one_by_one(share, support, monkeypatch):
+    hmm, automaton = make_hmm(support), draw_automaton(5)
     look = Lookahead.build(hmm, automaton, eos_id=EOS, budget=BUDGET)
     ahead, place = hmm.log_init[None], torch.tensor([0])
     truth = look.next_log_met(ahead, place, 4)
     monkeypatch.setattr("hmmlm.generate.plans.SHARE", share)
     again = Lookahead.build(hmm, automaton, eos_id=EOS, budget=BUDGET)  # without plans
     torch.testing.assert_close(again.next_log_met(ahead, place, 4), truth, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_words_of_rows(dtype):
+    """log sum_z of some rows and words against numpy, where every term is under 1e-38 too."""
+    hmm = make_hmm("dense").to(dtype=dtype)
+    ahead = torch.randn(4, hmm.num_states, dtype=dtype)
+    ahead[1] -= 500
+    emit = hmm.log_emit.clone()
+    emit[3] -= 300
+    ahead[2], ahead[3, 1:] = -torch.inf, -torch.inf
+    rows, chosen = torch.arange(4).repeat_interleave(5), torch.arange(5).repeat(4)
+    found = Words(replace(hmm, log_emit=emit)).log_pairs(ahead, rows, chosen)
+    terms = (ahead.double()[rows] + emit.double()[chosen]).numpy()
+    truth = np.logaddexp.reduce(terms, axis=1)
+    np.testing.assert_allclose(found.numpy(), truth, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("cells", [1, 1 << 20])
+def test_sums_in_blocks(cells, monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK", 3)
+    monkeypatch.setattr(blocks, "pieces", lambda device: cells)
+    random = np.random.default_rng(0)
+    goals = random.integers(0, 4, (7, 5))
+    total, probs, shares = (torch.from_numpy(random.random((n, 6))) for n in (7, 4, 5))
+    factors = torch.from_numpy(random.random((7, 5)))
+    truth = total + (factors[:, :, None] * probs[goals] * shares).sum(1)
+    made = blocks.make_blocks(goals, torch.device("cpu"))
+    torch.testing.assert_close(blocks.add_up(total, probs, shares, factors, made), truth)
 
 
 def test_lengths_exclude_each_other():
@@ -184,9 +239,11 @@ def with_rare_word(share: float, dtype: torch.dtype) -> HMM:
     return HMM.from_tables(*(table.log() for table in tables)).to(dtype=dtype)
 
 
+@pytest.mark.parametrize("many", [1, 16])  # words that are weighed one by one, or together
 @pytest.mark.parametrize("share", [1e-3, 1e-10, 1e-25])
-def test_small_probabilities_keep_their_digits(share):
+def test_small_probabilities_keep_their_digits(share, many, monkeypatch):
     """p(met) of three rare words down to 1e-75, in float32: the sum over next tokens to 1e-5."""
+    monkeypatch.setattr("hmmlm.generate.plans.SHARE", many)
     spelling = Spelling((b" a", None, b" rare", b" b", b" c"))
     wanted = contains("rare").then(contains("rare").then(contains("rare"))).compile(spelling)
     exact, rough = with_rare_word(share, torch.float64), with_rare_word(share, torch.float32)
@@ -204,8 +261,10 @@ def test_small_probabilities_keep_their_digits(share):
         assert found[0] == pytest.approx((3 - prefix.count(2)) * math.log(share), abs=8)
 
 
-def test_a_gap_that_float32_cannot_hold():
+@pytest.mark.parametrize("many", [1, 16])
+def test_a_gap_that_float32_cannot_hold(many, monkeypatch):
     """One way through has 1e-87 of the other: it is not lost where it is the only one."""
+    monkeypatch.setattr("hmmlm.generate.plans.SHARE", many)
     log_trans = torch.tensor([[0.0, -200.0], [-torch.inf, 0.0]], dtype=torch.float64)
     log_trans = log_trans.log_softmax(1)
     log_emit = torch.full((2, 5), -torch.inf, dtype=torch.float64)
@@ -222,9 +281,8 @@ def test_a_gap_that_float32_cannot_hold():
         found.append(float(look.log_met(ahead, torch.tensor([0]), 4)))
         following = look.next_log_met(ahead, torch.tensor([0]), 4)
         assert float(torch.logsumexp(following, 1)) == pytest.approx(found[-1], abs=1e-4)
-    truth = sum_over_texts(
-        HMM.from_tables(log_init, log_trans, log_emit), wanted, [], 4, False, None
-    ).sum()
+    texts = Texts(HMM.from_tables(log_init, log_trans, log_emit), [])
+    truth = sum_over_texts(texts, wanted, 4, False, None).sum()
     assert found == pytest.approx([math.log(truth)] * 2, abs=1e-4)
 
 

@@ -52,6 +52,15 @@ def test_k_means(tmp_path: Path) -> None:
     assert inertia["ratio"] == pytest.approx(1, abs=0.01)
 
 
+def test_exploring(tmp_path: Path) -> None:
+    out = tmp_path / "lines.jsonl"
+    summary, _ = run_module("benchmarks.exploring", "--smoke", "--out", str(out))
+    assert summary == {"ok": True, "over_the_bar": []}
+    (line,) = map(json.loads, out.read_text().splitlines())
+    assert 0 < line["word_q20"] <= line["word_ms"] <= line["word_q80"]
+    assert line["ready_s"] > 0 and line["use_s"] > 0 and line["first_page_ms"] > 0
+
+
 def test_guiding(tmp_path: Path) -> None:
     out, tokenizer = tmp_path / "lines.jsonl", tmp_path / "tokenizer.json"
     Tokenizer.words([" ".join(WORDS), "a b c d"]).save(tokenizer)

@@ -1,41 +1,17 @@
-"""Every experiment runs, in its smallest form."""
+"""Experiments run, in their smallest form, are stopped, go on and fail."""
 
 import json
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from experiments.lee_berg_kirkpatrick_2025 import tables
+from benchmarks.guiding import WORDS
 
-from hmmlm.data.shards import Corpus
-from hmmlm.evaluate import evaluate
-from hmmlm.neural_model import load_model
-
-ROOT = Path(__file__).parent.parent.parent
-TABLES = {"table1": 16, "figure3": 7, "table2": 3, "table3": 14, "table4": 10, "appendix_a2": 7}
-TABLES["awd_lstm"] = 3
-"""The files of Chiu & Rush 2020 and how many rows they have."""
-
-DISTILLED = [name.partition("/")[2] for name in tables()]
-"""The files of Lee & Berg-Kirkpatrick 2025."""
-
-
-def command(module: str, *words: str) -> list[str]:
-    return [sys.executable, "-m", f"experiments.{module}", *words]
-
-
-def run(module: str, *words: str) -> dict:
-    """The last line of an experiment, which is JSON."""
-    done = subprocess.run(command(module, *words), capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def read(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+from experimenting import ROOT, command, read, run
+from experiments import guiding, induction
+from hmmlm.data.tokenizer import Tokenizer
 
 
 def test_demo_settings(tmp_path: Path) -> None:
@@ -48,73 +24,37 @@ def test_demo_settings(tmp_path: Path) -> None:
     assert len(lines) == 2 and all(50 < line["test"] < 300 for line in lines)
 
 
-@pytest.fixture(scope="module")
-def work(tmp_path_factory) -> Path:
-    """One folder for all tables: those of the same settings share a training there."""
-    return tmp_path_factory.mktemp("work")
-
-
-@pytest.mark.parametrize("table", TABLES)
-def test_tables_of_chiu_and_rush(table: str, work: Path) -> None:
-    said = run(f"chiu_rush_2020.{table}", "--smoke", "--work", str(work), "--workers", "2")
-    assert said == {"rows": TABLES[table], "done": TABLES[table], "left": [], "failed": []}
-    lines = [line for line in read(work / "results.jsonl") if line["experiment"].endswith(table)]
-    assert len(lines) == 2 * TABLES[table]
-    assert {line["mode"] for line in lines} == {"sentence", "streaming"}
+def test_ginc(tmp_path: Path) -> None:
+    out = tmp_path / "ginc.jsonl"
+    assert run("ginc", "run", "--smoke", "--work", str(tmp_path), "--out", str(out)) == {"lines": 2}
+    lines = read(out)
     for line in lines:
-        assert 10 < line["val"] < 600 and 10 < line["test"] < 600 and 1 < line["train"] < 600
-        assert (line["tokens_val"], line["tokens_test"]) == (2802, 5527)
-        assert line["ms_eval_batch"] > 0 and line["parameters"] > 1000
-
-
-def test_numbers_are_those_of_the_models(work: Path) -> None:
-    """Of one that is there: its perplexities are read again, each of its own text."""
-    run("chiu_rush_2020.table2", "--smoke", "--work", str(work), "--row", "VL-HMM 2^14")
-    lines = [line for line in read(work / "results.jsonl") if line["row"] == "VL-HMM 2^14"]
-    assert len(lines) == 2
-    for line in lines:
-        lm = load_model(work / "runs" / line["config"]["run"], device="cpu").lm
-        corpus = Corpus.open(work / "built-in.corpus")
-        for key, split, mode in (
-            ("val", "valid", line["mode"]),
-            ("test", "test", line["mode"]),
-            ("train", "train", "sentence"),
-        ):
-            found = evaluate(lm, corpus.split(split), mode=mode, eos_id=corpus.tokenizer.eos_id)
-            assert found.perplexity == pytest.approx(line[key], rel=1e-6)
-
-
-@pytest.fixture(scope="module")
-def taught(tmp_path_factory) -> Path:
-    """Likewise for the other paper."""
-    return tmp_path_factory.mktemp("taught")
-
-
-@pytest.mark.parametrize("table", DISTILLED)
-def test_tables_of_lee_and_berg_kirkpatrick(table: str, taught: Path) -> None:
-    said = run(
-        f"lee_berg_kirkpatrick_2025.{table}", "--smoke", "--work", str(taught), "--workers", "2"
+        assert 0 < line["optimum"] < line["nats"] < line["unigram"]
+        assert line["gap"] == pytest.approx(line["nats"] - line["optimum"], abs=1e-6)
+        assert line["optimum"] < line["bigram"] < line["unigram"]
+    again = run("ginc", "run", "--smoke", "--work", str(tmp_path), "--out", str(out))
+    assert again == {"lines": 2}  # nothing is run twice
+    (tmp_path / "worlds.md").write_text(
+        "a\n<!-- experiments.ginc -->old<!-- /experiments.ginc -->\nb"
     )
-    assert said["rows"] == said["done"] > 0 and not said["left"] and not said["failed"]
-    lines = [line for line in read(taught / "results.jsonl") if line["experiment"].endswith(table)]
-    modes = {"sentence", "streaming"} if table == "ptb" else {"window 64"}
-    assert lines and {line["mode"] for line in lines} == modes
-    for line in lines:
-        assert all(1 < line[key] < 1000 for key in ("val", "test", "train"))
+    done = subprocess.run(
+        command("ginc", "page", "--lines", str(out), "--docs", str(tmp_path)), cwd=ROOT
+    )
+    assert done.returncode == 0 and (tmp_path / "ginc.svg").read_text().startswith("<?xml")
+    page = (tmp_path / "worlds.md").read_text()
+    assert f"| 30 states | {lines[0]['gap']:.4f} |" in page and "old" not in page
 
 
-def test_the_page_of_all_tables(work: Path) -> None:
-    """After the tests above; all is there, and what stands there is what the lines say."""
-    page = work / "docs/results.md"
-    words = ["--lines", str(work / "results.jsonl"), "--distilled", str(work / "none.jsonl")]
-    said = run("report", *words, "--out", str(page))
-    assert said["lines"] == 2 * sum(TABLES.values())
-    text, _, others = page.read_text().partition("# Lee & Berg-Kirkpatrick 2025\n")
-    assert "not run yet" not in text and "A rehearsal" in text and "not run yet" in others
-    val = next(line["val"] for line in read(work / "results.jsonl") if line["row"] == "KN 5-gram")
-    assert f"**{val:.1f}**" in text
-    for name in ("figure3.svg", "figure4.svg"):
-        assert f"({name})" in text and (page.parent / name).read_text().startswith("<?xml")
+def test_induction(tmp_path: Path) -> None:
+    said = run("induction", "--smoke", "--work", str(tmp_path), "--workers", "2")
+    lines = read(tmp_path / "results.jsonl")
+    assert said == {"runs": 17, "lines": len(lines)}
+    assert {line["row"] for line in lines} == {row.name for row in induction.ROWS}
+    assert {(line["tags"], line["merge"]) for line in lines} >= {("universal", 17), ("penn", None)}
+    page = tmp_path / "results.md"
+    run("report", "--induced", str(tmp_path / "results.jsonl"), "--out", str(page))
+    assert "| EM, dense | 45 |" in page.read_text()
+    assert run("induction", "--smoke", "--work", str(tmp_path))["runs"] == 0
 
 
 def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
@@ -133,13 +73,13 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
     assert process.returncode == 0 and said["left"] == ["ptb: 2x256 LSTM"]
     steps, (notes,) = _steps(tmp_path), (tmp_path / "runs").glob("*.json")
     seconds = json.loads(notes.read_text())["seconds"]
-    assert 0 < steps < 2120 and seconds > 0 and not (tmp_path / "results.jsonl").exists()
+    assert 0 < steps < 1080 and seconds > 0 and not (tmp_path / "results.jsonl").exists()
     assert run(module, *words)["left"] == []
     (out,) = (tmp_path / "runs").glob("*.out")
-    assert f"going on after step {steps:,} of 2,120" in out.read_text()
+    assert f"going on after step {steps:,} of 1,080" in out.read_text()
     lines = read(tmp_path / "results.jsonl")
     assert len(lines) == 2 and all(line["seconds"] > seconds for line in lines)
-    assert lines[0]["epochs"] == 40 and _steps(tmp_path) == 2120
+    assert lines[0]["epochs"] == 40 and _steps(tmp_path) == 1080
     assert run(module, *words)["done"] == 1 and len(read(tmp_path / "results.jsonl")) == 2
 
 
@@ -185,3 +125,32 @@ def test_times_are_taken_on_the_head_of_a_text(tmp_path: Path) -> None:
     index = json.loads((tmp_path / "work/ptb-head.corpus/corpus.json").read_text())
     tokens = {name: split["tokens"] for name, split in index["splits"].items()}
     assert tokens == {"train": 23994, "valid": 15996, "test": 996}
+
+
+def test_guiding_from_a_language_model_to_the_page(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    topics = " ".join(guiding.TOPICS.values())
+    asked = guiding.CHAT.format(guiding.REQUEST.format(topics)).replace(",", " ,")
+    words = Tokenizer.words([asked, " ".join(WORDS), "the a is of and in"])
+    config = transformers.LlamaConfig(
+        vocab_size=words.vocab_size, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2, bos_token_id=0, eos_token_id=words.eos_id,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "llm")
+    (tmp_path / "llm/tokenizer.json").write_text(words.as_json())
+    call = ["guiding_stages", f"--llm={tmp_path / 'llm'}", f"--work={tmp_path / 'work'}"]
+    call += [f"--out={tmp_path / 'out'}", "--commit=x", "--smoke"]
+    begun = run(*call, "--until=states")
+    assert begun["until"] == "states" and not (tmp_path / "work/guide").exists()
+    assert run(*call)["seconds"] > begun["seconds"]
+    lines = read(tmp_path / "out/guiding.jsonl")
+    assert [line["method"] for line in lines] == [m for m in guiding.METHODS for _ in range(2)]
+    assert all(all(line["met"]) for line in lines if line["method"] != "rejection")
+    cases = {line["case"].partition("-z")[0] for line in read(tmp_path / "out/bench.jsonl")}
+    assert cases == {"guide", "trained-guide"}
+    assert "guided against mask" in (tmp_path / "out/guided.md").read_text()
+    log = (tmp_path / "out/stages.log").read_text()
+    assert "nats per token" in log and "of them drawn" in log
+    # What is done is done: a guide is not trained, and texts are not written, twice.
+    again = subprocess.run(command(*call), capture_output=True, text=True, cwd=ROOT)
+    assert again.stdout.count("done before") == 9 and read(tmp_path / "out/guiding.jsonl") == lines

@@ -132,8 +132,8 @@ def test_what_is_refused(tables, message):
         ({"train": [1, 2]}, r"train is \[1, 2\] but must be a table: write \[train\]\."),
         ({"data": {"reset": False}}, "reset is false but layout packed restarts at each sentence"),
         (
-            {"model": {"kind": "scalar"}, "train": {"precision": "bf16"}},
-            "precision is bf16 but kind scalar has no products to round; leave precision out",
+            {"model": {"kind": "scalar", "blocks": 8}, "train": {"precision": "bf16"}},
+            r"bf16 but kind scalar has no products to round in blocks; .* \(blocks = 0\)",
         ),
     ],
 )
@@ -227,7 +227,7 @@ def test_the_recipes_of_em():
             "scalar with train.start",
         ),
         (em(dropout=0.25), r"dropout is 0\.25 but optimiser em counts on all states: it must be 0"),
-        (em(dropout_last=0.1), "and dropout_last left out"),
+        (em(dropout_last=0.1), "and dropout_last and kept left out"),
         (em(precision="bf16"), "precision is bf16 but optimiser em counts in float32"),
         (em(learning_rate=1.5), r"learning_rate is 1\.5 but that of em is .*: at most 1"),
         (em(average=0.9), r"average is 0\.9 but must be 0: logits of probability zero"),

@@ -216,11 +216,12 @@ def test_a_step_starts_afresh_after_sentences(support: Support, monkeypatch) -> 
     assert abs(plain - float(HmmLoss(model, support)(batch, 0.0).detach())) > 1e-4
 
 
+@pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value")  # of the interpreter
 def test_a_step_that_loses_digits_is_not_taken() -> None:
     model, loss = make("scalar", Support.dense(10, 7), 0.0)
     batch = make_batch()
     with torch.no_grad():
-        model.emit_logits[batch.tokens[0, 1], :3] = -300.0
+        model.emit_logits[batch.tokens[0, 1]] = -800.0  # also in float64
     before = [part.clone() for part in model.parameters()]
     optimiser = make_optimiser(model)
     steps = GraphedSteps(model, loss, optimiser, replace(SETTINGS, precision="float32"))

@@ -14,6 +14,7 @@ from hmmlm.data.streams import Streams
 from hmmlm.errors import InputError
 from hmmlm.evaluate import HmmLM, evaluate
 from hmmlm.hmm import HMM
+from hmmlm.params import lowrank
 from hmmlm.params.scalar import Scalar
 from hmmlm.support import Support
 from hmmlm.train.loop import Batches, Progress, State, Training, TrainSettings, learning_rate
@@ -481,6 +482,48 @@ def test_dropout_trains_on_a_part_of_the_states_and_comes_down():
     part = HmmLoss(model, support, dropout=Dropout(0.5, last=0.0), seed=1)
     assert list(train(model, part, two_batches(), settings=how))
     assert sizes == [8, 12, 12, 12, 16, 16, 16, 16]
+
+
+@pytest.mark.parametrize(
+    ("most", "rate", "kept"), [(8, 0.0, 8), (11, 0.0, 8), (8, 0.75, 4), (2, 0.0, 4), (16, 0.0, 16)]
+)
+def test_a_step_keeps_so_many_states_at_most(most: int, rate: float, kept: int):
+    """As many of each block, and one at least."""
+    support = Support.from_clusters([0, 0, 1, 1, 2, 2, 3], 4)
+    model = scalar(support)
+    seen = []
+    plain = model.forward
+    model.forward = lambda states=None, carried=None: (seen.append(states), plain(states))[1]
+    part = HmmLoss(model, support, dropout=Dropout(rate, most=most), seed=1)
+    part(row_batch([[1, 3, 2], [5, 6, 4]]), 0.0)
+    states = torch.arange(16) if seen[0] is None else seen[0]
+    assert (states // 4).bincount(minlength=4).tolist() == [kept // 4] * 4
+    with pytest.raises(InputError, match="kept is 0 states but must be at least 1"):
+        Dropout(most=0)
+
+
+def test_tables_may_decay_by_themselves():
+    """Where no gradient comes in, a step takes away a weight's own share of it and no more."""
+    support = Support.from_clusters([0, 0, 1, 1, 2, 2, 3], 4)
+    made = lowrank.Settings(width=4, composed=True).build(
+        support, generator=torch.Generator().manual_seed(0)
+    )
+    before = {name: value.detach().clone() for name, value in made.named_parameters()}
+    how = TrainSettings(weight_decay=0.1, decay_states=0.5, decay_words=0.2)
+
+    def nothing(batch: Batch, done: float) -> Tensor:
+        return 0 * sum(parameter.sum() for parameter in made.parameters())
+
+    learner = Sgd(made, nothing, how)
+    learner.step([row_batch([[1, 3]])], 1.0, 0.0)
+    seen = {}
+    for name, value in made.named_parameters():
+        if bool(before[name].any()):
+            seen[name.split(".")[0]] = 1 - float((value / before[name]).detach().mean())
+    wanted = {"embeddings": 0.5, "networks": 0.1, "words": 0.2, "start": 0.1}
+    assert seen == {key: pytest.approx(value, abs=1e-5) for key, value in wanted.items()}
+    with pytest.raises(InputError, match=r"decay_words is -1.0 but must be at least 0"):
+        TrainSettings(decay_words=-1.0)
 
 
 def test_streams_go_on_where_they_were_across_two_subsets():

@@ -78,6 +78,7 @@ class KneserNey:
         lengths: Int[Tensor, " B"] | None = None,
         carry: Int[Tensor, "B N"] | None = None,
         reset_id: int | None = None,
+        ends: bool = False,
     ) -> Scores:
         """log p(x_t | the words before) of each token; the carry is the context of the next one."""
         words = check_tokens(tokens, self.vocab_size).numpy()
@@ -89,8 +90,8 @@ class KneserNey:
         steps = np.lib.stride_tricks.sliding_window_view(past, width, axis=1)  # (B, T + 1, N)
         flat = self._probs(steps[:, :-1].reshape(-1, width), words.flatten())
         scores = torch.from_numpy(np.log(flat).reshape(words.shape))
-        ends = np.full(rows, length) if lengths is None else lengths.cpu().numpy()
-        carried = torch.from_numpy(steps[np.arange(rows), ends].copy())
+        last = np.full(rows, length) if lengths is None else lengths.cpu().numpy()
+        carried = torch.from_numpy(steps[np.arange(rows), last].copy())
         return Scores(until(scores, lengths).to(tokens.device), carried)
 
     def next_log_probs(self, contexts: Int[Tensor, "B N"]) -> Float[Tensor, "B V"]:

@@ -175,6 +175,7 @@ class Network(nn.Module, ABC):
         lengths: Int[Tensor, " B"] | None = None,
         carry: Carry | None = None,
         reset_id: int | None = None,
+        ends: bool = False,
     ) -> Scores:
         """log p(x_t | x_<t) of each token."""
         check_tokens(tokens, self.vocab_size)

@@ -39,6 +39,7 @@ class Unigram:
         lengths: Int[Tensor, " B"] | None = None,
         carry: Any = None,
         reset_id: int | None = None,
+        ends: bool = False,
     ) -> Scores:
         """log p(x_t) of each token; nothing is carried."""
         scores = self.log_probs[check_tokens(tokens, self.vocab_size)]
@@ -95,6 +96,7 @@ class KneserNeyBigram:
         lengths: Int[Tensor, " B"] | None = None,
         carry: Int[Tensor, " B"] | None = None,
         reset_id: int | None = None,
+        ends: bool = False,
     ) -> Scores:
         """log p(x_t | x_t-1) of each token; the carry is the context of the next one."""
         words = check_tokens(tokens, self.vocab_size)
@@ -102,8 +104,8 @@ class KneserNeyBigram:
         after = words if reset_id is None else words.masked_fill(words == reset_id, self.start)
         contexts = torch.cat([first[:, None], after], 1)  # (B, T + 1), the last for the carry
         scores = self._probs(contexts[:, :-1], words).log()
-        ends = torch.full((len(words),), words.shape[1]) if lengths is None else lengths.cpu()
-        carried = contexts.gather(1, ends[:, None])[:, 0]
+        last = torch.full((len(words),), words.shape[1]) if lengths is None else lengths.cpu()
+        carried = contexts.gather(1, last[:, None])[:, 0]
         return Scores(until(scores, lengths).to(tokens.device), carried)
 
     def next_log_probs(self, contexts: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:

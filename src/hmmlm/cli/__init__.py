@@ -7,21 +7,26 @@ import time
 
 import typer
 
-from hmmlm.cli.asking import evaluate, info, next_tokens, score, tag
+from hmmlm.cli.asking import evaluate, info, next_tokens, score
 from hmmlm.cli.clustering import cluster
 from hmmlm.cli.converting import convert
 from hmmlm.cli.distilling import distill
 from hmmlm.cli.estimating import estimate
+from hmmlm.cli.exploring import explore
 from hmmlm.cli.filling import fill
 from hmmlm.cli.generating import constraint, guide, sample
 from hmmlm.cli.making import prepare
+from hmmlm.cli.mixing import mix
 from hmmlm.cli.plotting import plot
+from hmmlm.cli.reporting import report
 from hmmlm.cli.sampling import gap, sample_corpus
 from hmmlm.cli.sweeping import sweep
+from hmmlm.cli.tagging import tag
+from hmmlm.cli.tempering import temper
 from hmmlm.cli.tour import demo
 from hmmlm.cli.training import train
 from hmmlm.cli.worlds import world
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, is_out_of_memory
 
 app = typer.Typer(
     help="Hidden Markov language models with tens of thousands of states.",
@@ -36,6 +41,8 @@ app.command()(cluster)
 app.command()(train)
 app.command()(distill)
 app.command()(estimate)
+app.command()(mix)
+app.command()(temper)
 app.command()(sweep)
 app.command()(plot)
 app.command()(evaluate)
@@ -48,6 +55,8 @@ app.command()(guide)
 app.command("next")(next_tokens)
 app.command()(fill)
 app.command()(info)
+app.command()(explore)
+app.command()(report)
 app.command()(convert)
 app.command()(demo)
 
@@ -104,7 +113,7 @@ def _sentence(error: Exception) -> str | None:
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror or error}."
-    if isinstance(error, MemoryError) or _is_out_of_memory(error):
+    if is_out_of_memory(error):
         return "There is not enough memory for this; use fewer states, shorter lines or less text."
     format_message = getattr(error, "format_message", None)
     if format_message is not None:  # a usage error, whichever click typer brings along
@@ -113,9 +122,3 @@ def _sentence(error: Exception) -> str | None:
         command = context.command_path if context is not None else "hmmlm"
         return f"{message}; see {command} --help." if message else ""
     return None
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    # torch raises RuntimeError on a CPU and a subclass of it on a GPU.
-    words = ("can't allocate memory", "not enough memory", "out of memory")
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)

@@ -99,7 +99,7 @@ def score(
     found: list[Any] = []
     tokens, nats = 0, 0.0
     with progress_bar("Scoring", None, prints=not json) as bar:
-        for ids, log_probs in loaded.score_ids(loaded.encode(_lines(text, empty_lines))):
+        for ids, log_probs in loaded.score_ids(loaded.encode(text_lines(text, empty_lines))):
             tokens += len(ids)
             nats -= float(log_probs.sum(dtype=np.float64))
             bar.update(bar.task_ids[0], details=counted(tokens, "token"))
@@ -112,38 +112,6 @@ def score(
                 sys.stdout.write(f"{total:.4f}\t" + "  ".join(pairs) + "\n")
     if json:
         print_json({"tokens": tokens, "nats": nats, "log_probs": np.concatenate(found).tolist()})
-
-
-def tag(
-    model: Folder,
-    text: Text = None,
-    posterior: Annotated[
-        bool, typer.Option("--posterior", help="Each token's best state on its own.")
-    ] = False,
-    empty_lines: EmptyLines = None,
-    device: Device = "auto",
-    json: Json = False,
-) -> None:
-    """The hidden state of every token, written token/state: the best path, or token by token.
-
-    A model that was trained with labels gives the label that owns the state; --json has both.
-    """
-    loaded = load_hmm(model, device)
-    states: list[list[int]] = []
-    tags: list[list[str]] = []
-    tokens = 0
-    with progress_bar("Tagging", None, prints=not json) as bar:
-        for line in loaded.tag_lines(_lines(text, empty_lines), posterior=posterior):
-            tokens += len(line.tokens)
-            bar.update(bar.task_ids[0], details=counted(tokens, "token"))
-            if json:
-                states.append(line.states)
-                tags += [] if line.tags is None else [line.tags]
-            else:
-                shown = zip(line.tokens, line.tags or line.states, strict=True)
-                sys.stdout.write(" ".join(f"{word}/{tag}" for word, tag in shown) + "\n")
-    if json:
-        print_json({"tokens": tokens, "states": states, **({"tags": tags} if tags else {})})
 
 
 def next_tokens(
@@ -246,7 +214,9 @@ def device_info(device: str, hmm: Any = None) -> dict[str, Any]:
 
 
 def _table_lines(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """What is shown of a value: a line, or of a table of tables one for each of them."""
+    """What is shown of a value: a line, or of a table or list of tables one for each of them."""
+    if isinstance(value, list):
+        value = {str(number): part for number, part in enumerate(value, 1)}
     tables = value if isinstance(value, dict) else {}
     inner = {name: part for name, part in tables.items() if isinstance(part, dict)}
     yield from ((f"{key} {name}", part) for name, part in inner.items())
@@ -272,10 +242,8 @@ def _model_info(model: "Model | NeuralModel") -> dict[str, Any]:
     from hmmlm.clusters.clustering import balance
     from hmmlm.neural_model import NeuralModel
 
-    made_by = {
-        "made_by": f"hmmlm {model.config.get('hmmlm_version', 'unknown')}",
-        "training": model.config.get("training", "unknown"),
-    }
+    made_by = {"made_by": f"hmmlm {model.config.get('hmmlm_version', 'unknown')}"}
+    made_by |= _origin(model.config)
     if isinstance(model, NeuralModel):
         weights = list(model.network.parameters())
         size = {"numbers": sum(weight.numel() for weight in weights)}
@@ -302,6 +270,19 @@ def _model_info(model: "Model | NeuralModel") -> dict[str, Any]:
         result |= balance_info(sizes._replace(largest_share=made.get("largest_share")), "block")
         result["blocks_from"] = made.get("origin", "unknown")
     return result
+
+
+def _origin(config: dict[str, Any]) -> dict[str, Any]:
+    """How a model was trained, or what it is a mixture of; to which powers it was raised."""
+    parts = config.get("parts")
+    if isinstance(parts, list) and all(isinstance(part, dict) for part in parts):
+        told = ("model", "weight", "states", "powers")
+        found: dict[str, Any] = {
+            "parts": [{key: part[key] for key in told if key in part} for part in parts]
+        }
+    else:
+        found = {"training": config.get("training", "unknown")}
+    return found | ({"powers": config["powers"]} if "powers" in config else {})
 
 
 def _corpus_info(folder: Path) -> dict[str, Any]:
@@ -343,7 +324,8 @@ def load_hmm(folder: Path, device: str) -> "Model":
         return Model.load(folder, device=place)
 
 
-def _lines(text: Path | None, empty_lines: str | None) -> Iterator[str]:
+def text_lines(text: Path | None, empty_lines: str | None) -> Iterator[str]:
+    """The lines of a text, or of stdin."""
     from hmmlm.data.corpus import read_lines
 
     return read_lines("-" if text is None else text, empty_lines=empty_lines or "refuse")
@@ -351,5 +333,8 @@ def _lines(text: Path | None, empty_lines: str | None) -> Iterator[str]:
 
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key.replace('_', ' ')} {part}" for key, part in value.items())
+        inner = (
+            (key, _shown(part) if isinstance(part, dict) else part) for key, part in value.items()
+        )
+        return ", ".join(f"{key.replace('_', ' ')} {part}" for key, part in inner)
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -74,17 +74,14 @@ def build_hmm(corpus: Any, config: Any, ranks: Any, indent: int, begun: Path | N
     from hmmlm.evaluate import HmmLM
     from hmmlm.model import Model
     from hmmlm.params.scalar import Scalar
+    from hmmlm.train.config import check_known_states
     from hmmlm.train.estimate import estimate as cost_of
     from hmmlm.train.labels import check_labels, check_states, share_states
     from hmmlm.train.memory import check_tables
     from hmmlm.train.sizes import with_sizes
 
+    check_known_states(config)
     what, given = config.learner.begin_with, []
-    if what != "none" and not config.data.states:
-        raise InputError(
-            f"train.begin_with is {what} but there are no states of a teacher to take it from; set "
-            f"data.states, the folder that hmmlm distill made, or use hmmlm distill."
-        )
     tokens, words, device = corpus.split("train"), corpus.tokenizer, ranks.device
     config, start = _start(corpus, config, ranks, begun)
     labels, label_of_state = open_labels(corpus, config), None
@@ -102,11 +99,6 @@ def build_hmm(corpus: Any, config: Any, ranks: Any, indent: int, begun: Path | N
         check_labels(support, label_of_state, labels, tokens, words)
         facts["labels"] = {"tags": tags, "states_per_tag": config.model.states // len(tags)}
     shown = None
-    if config.data.shown and not config.data.states:
-        raise InputError(
-            f"data.shown is {config.data.shown:,} but there are no states to show; give "
-            f"data.states too."
-        )
     if config.data.states:
         shown, known["states"] = read_states(Path(config.data.states))
         shown = _first_states(shown, config.data, support, corpus.identity())
@@ -191,17 +183,12 @@ def _first_states(labels: Any, data: Any, support: Any, corpus: dict[str, Any]) 
 
 def make_support(corpus: Any, config: Any, indent: int) -> tuple[Any, dict[str, Any]]:
     """Which states may emit which word, and facts about it for the model's config."""
-    from hmmlm.support import Support
+    from hmmlm.train.sizes import plain_support
 
     model = config.model
-    if model.states_per_word:
-        import torch
-
-        drawn = torch.Generator().manual_seed(config.seed)
-        size = corpus.tokenizer.vocab_size
-        return Support.uniform(size, model.states, model.states_per_word, drawn), {}
-    if not model.blocks and not model.clusters:
-        return Support.dense(corpus.tokenizer.vocab_size, model.states), {}
+    plain = plain_support(config, corpus.tokenizer.vocab_size)
+    if plain is not None:
+        return plain, {}
     support, blocks = blocks_support(
         corpus,
         model.states,

@@ -232,7 +232,7 @@ def blocks_support(
     indent: int = 0,
 ) -> tuple[Any, dict[str, Any]]:
     """The support of a blocked model, and facts for its config; says by which rules."""
-    from hmmlm.clusters.blocks import assign_blocks, corpus_blocks
+    from hmmlm.clusters.blocks import assign_blocks, block_facts, corpus_blocks
     from hmmlm.clusters.clustering import balance
     from hmmlm.clusters.counts import count_words
     from hmmlm.clusters.paths import clustering_from_paths, read_paths
@@ -279,5 +279,4 @@ def blocks_support(
         say(rule, indent=indent + 3)
     each = _states_each(states, made.num_blocks)
     support = Support.from_clusters(made.block_of_word.tolist(), each)
-    facts = {"origin": origin, "rules": list(made.rules), **sizes._asdict()}
-    return support, facts
+    return support, block_facts(made, counts, origin)

@@ -38,8 +38,9 @@ def convert(
 ) -> None:
     """Make a model of another library's, or a checkpoint for Ctrl-G.
 
-    Read are folders of hmmlm, checkpoints of Ctrl-G and TRACE, and arrays of hmmlearn, pomegranate
-    and dynamax; which, is seen from what is in them. No pickle is ever read.
+    Read are folders of hmmlm, HMMs that transformers saved, checkpoints of Ctrl-G and TRACE, and
+    arrays of hmmlearn, pomegranate and dynamax; which, is seen from what is in them. No pickle is
+    ever read.
     """
     if keep_states and to != "ctrl-g":
         raise InputError("--keep-states is for --to ctrl-g; leave it out.")

@@ -19,9 +19,6 @@ from hmmlm.storage import refuse_existing
 TAUGHT = 10_000_000
 """Of text that a large language model wrote, tokens that get a state at most."""
 
-TOGETHER = {"cpu": 256, "cuda": 2048}
-"""Texts that it writes side by side."""
-
 
 def distill(
     source: Annotated[
@@ -81,17 +78,18 @@ def distill(
     if corpus.exists():
         say(f"text of {corpus}, drawn before")
     else:
-        size = TOGETHER[pick_device(device).partition(":")[0]]
         sample_corpus(
-            llm, corpus, tokens, length=length, batch_size=size, prompts=prompts,
-            gguf_file=gguf_file, dtype=dtype, device=device,
+            llm, corpus, tokens, length=length, prompts=prompts, gguf_file=gguf_file, dtype=dtype,
+            device=device,
         )  # fmt: skip
     taught = {"teacher": llm, "tokens": min(TAUGHT, tokens), "gguf_file": gguf_file or ""}
     taught |= {"dtype": dtype}
+    # On a GPU the kernels of a step are for bf16.
+    quick = {"precision": "bf16"} if pick_device(device).startswith("cuda") else {}
     tables = {
         "data": {"corpus": str(corpus), "length": length, "batch_size": 200},
         "model": {"kind": "lowrank", "states": states, "blocks": 0},
-        "train": {"epochs": 1, "dropout": 0.0},
+        "train": {"epochs": 1, "dropout": 0.0, **quick},
         "distill": taught | {"points": min(2_000_000, taught["tokens"])},
     }
     _distill(override(tables, set or []), "--llm", out, only_states, device, json)

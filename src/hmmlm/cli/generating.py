@@ -1,6 +1,5 @@
 """`hmmlm sample`, `hmmlm constraint` and `hmmlm guide`: text that is drawn, and what it must be."""
 
-import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -99,7 +98,7 @@ def sample(
         look = hmm.look_ahead(wanted, length=length)
         log_prob = hmm.log_probability(look, prompt=prompt, length=length)
         if not json:
-            errors.print(_told(log_prob))
+            errors.print(_told(log_prob, length), soft_wrap=True)
         texts = hmm.sample(count, prompt=prompt, length=length, seed=seed, constraint=look)
     _print_texts(texts, json, {"log_probability": log_prob, "constraint": str(wanted)})
 
@@ -148,7 +147,7 @@ def constraint(
         f"{counted(automaton.num_states, 'state')}, {counted(automaton.num_columns, 'kind')} of "
         f"tokens; the shortest text has {counted(shortest, 'token')}"
     )
-    say(_told(log_prob))
+    say(_told(log_prob, length))
     if svg is not None:
         svg.write_text(drawing, encoding="utf-8")
         say(f"drawn into {svg}")
@@ -219,7 +218,7 @@ def guide(
         look = loaded.look_ahead(wanted, length=length)
         log_prob = loaded.log_probability(look, length=length, prompt=prompt)
         if not json:
-            errors.print(_told(log_prob))
+            errors.print(_told(log_prob, length), soft_wrap=True)
         texts = writer.write(
             look, prompt, count=count, length=length, strength=strength,
             temperature=temperature, seed=seed,
@@ -245,6 +244,7 @@ def make_constraint(
     ):
         return None
     from hmmlm import generate as g
+    from hmmlm.explore.constraining import read_range
 
     parts = [g.contains(phrase) for phrase in must_contain or ()]
     parts += [g.contains_any(*choice.split("|")) for choice in any_of or ()]
@@ -257,34 +257,17 @@ def make_constraint(
         (g.sentences, sentences, "--sentences"),
         (g.tokens, tokens, "--tokens"),
     ):
-        parts += [] if said is None else [make(*_range(said, name))]
+        parts += [] if said is None else [make(*read_range(said, name))]
     made = parts[0]
     for part in parts[1:]:
         made = made & part
     return made
 
 
-def _range(said: str, name: str) -> tuple[int, int | None]:
-    first, dots, last = said.partition("..")
-    last = last if dots else first
-    if not first.isdecimal() or not (last.isdecimal() or (dots and not last)):
-        raise InputError(f"{name} is {said!r} but must be such as 10..20, 10.. or 12.")
-    return int(first), int(last) if last else None
+def _told(log_prob: float, length: int) -> str:
+    from hmmlm.explore.constraining import told
 
-
-def _told(log_prob: float) -> str:
-    if log_prob == -math.inf:
-        return "probability 0: this model never writes that"
-    words = f"probability {_share(log_prob)} that the model writes such a text"
-    return words + (": it hardly ever does" if log_prob < math.log(0.01) else "")
-
-
-def _share(log_prob: float) -> str:
-    """A probability for people; small ones by their power of ten, of which floats know 323."""
-    if log_prob >= math.log(0.001):
-        return f"{100 * math.exp(log_prob):.3g}%"
-    power = math.floor(log_prob / math.log(10) + 0.0223)  # 9.5 is told as 1 of the next power
-    return f"{math.exp(log_prob - power * math.log(10)):.0f}e{power}"
+    return told(log_prob, length)
 
 
 def _print_texts(texts: list[str], json: bool, more: dict[str, Any]) -> None:

@@ -1,7 +1,8 @@
 """`hmmlm prepare`: a corpus out of text."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,16 +18,35 @@ from hmmlm.cli.output import (
 from hmmlm.errors import InputError
 from hmmlm.storage import refuse_existing
 
+if TYPE_CHECKING:
+    from hmmlm.data.corpus import TextSplits
+
 
 def prepare(
     text: Annotated[
-        Path, typer.Argument(help="A text file, one sentence or document per line, or a folder.")
+        str,
+        typer.Argument(
+            help="A text file, one sentence or document per line, a folder, or hf:NAME."
+        ),
     ],
     out: Annotated[
         Path | None, typer.Option(help="The folder to write; by default NAME.corpus here.")
     ] = None,
     valid: Annotated[Path | None, typer.Option(help="A text file for validation.")] = None,
     test: Annotated[Path | None, typer.Option(help="A text file for testing.")] = None,
+    config: Annotated[
+        str | None, typer.Option(help="Of hf:NAME: its configuration.", metavar="NAME")
+    ] = None,
+    split: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Of hf:NAME: a split, or valid=SPLIT; repeat for more. By default all.",
+            metavar="SPLIT",
+        ),
+    ] = None,
+    column: Annotated[
+        str | None, typer.Option(help="Of hf:NAME: the column; by default text.", metavar="NAME")
+    ] = None,
     tokenizer: Annotated[
         Path | None,
         typer.Option(help="A tokenizer.json or SentencePiece .model; by default words."),
@@ -55,21 +75,19 @@ def prepare(
     """Turn text into a corpus: numbered tokens in files that are read in place.
 
     A folder may be PTB, WikiText, or any with train.txt, valid.txt and test.txt (also .xz, .gz).
+    hf:NAME is a dataset of Hugging Face's, on the hub or a folder; it is streamed.
     If it is stopped, the same command goes on from there.
     """
-    from hmmlm.data.corpus import find_splits
     from hmmlm.data.preparation import prepare_corpus
     from hmmlm.data.tokenizer import Tokenizer
 
-    if (text / "corpus.json").exists():
-        raise InputError(f"{text} is already a prepared corpus; train on it with hmmlm train.")
-    splits = find_splits(text)
+    splits = _find_text(text, config=config, splits=split or (), column=column)
     for name, path in (("valid", valid), ("test", test)):
         if path is not None:
             splits.files[name] = (path,)
     if empty_lines is not None:
         splits = splits._replace(empty_lines=empty_lines)
-    name = text.absolute().name.split(".")[0]
+    name = Path(text.removeprefix("hf:")).absolute().name.split(".")[0]
     out = refuse_existing(Path(f"{name}.corpus") if out is None else out)
     if tokenizer is not None and (min_count, max_size) != (1, None):
         raise InputError(
@@ -98,12 +116,31 @@ def prepare(
         except KeyboardInterrupt:
             errors.print("What was done is kept; the same command goes on from there.")
             raise
-    for split, counts in result["splits"].items():
+    for name, counts in result["splits"].items():
         unknown = counts["unknown"] / counts["tokens"]
         say(
-            f"{split:>6}  {counts['tokens']:>13,} tokens  {counts['sentences']:>11,} lines  "
+            f"{name:>6}  {counts['tokens']:>13,} tokens  {counts['sentences']:>11,} lines  "
             f"{unknown:.2%} <unk>"
         )
     say(f"vocabulary of {result['vocab']:,}; written to {out}")
     if json:
         print_json({**result, "folder": str(out)})
+
+
+def _find_text(
+    text: str, *, config: str | None, splits: Sequence[str], column: str | None
+) -> "TextSplits":
+    """The text of each split: a dataset's, or that of files."""
+    from hmmlm.data.corpus import TextSplits, find_splits
+    from hmmlm.data.hub import PREFIX, find_rows
+
+    if text.startswith(PREFIX):
+        name = text.removeprefix(PREFIX)
+        files, empty_lines = find_rows(name, config=config, splits=splits, column=column)
+        return TextSplits({**files}, empty_lines)
+    for option, value in {"config": config, "split": splits, "column": column}.items():
+        if value:
+            raise InputError(f"--{option} is for a dataset, hf:NAME; {text} is none: leave it out.")
+    if (Path(text) / "corpus.json").exists():
+        raise InputError(f"{text} is already a prepared corpus; train on it with hmmlm train.")
+    return find_splits(text)

@@ -1,6 +1,7 @@
 """`hmmlm sample-corpus` and `hmmlm gap`: text of a teacher, and how far a model of it is."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
     from hmmlm.distill.gap import Band
 
 HELD_OUT = 20
-"""Unless told otherwise, for validation and for testing one token each in so many."""
+"""Unless told otherwise, for validation and for testing one token each in so many..."""
+
+MOST_HELD_OUT = 1_000_000
+"""...and no more than this."""
 
 
 Prompts = Annotated[
@@ -52,13 +56,15 @@ def sample_corpus(
     out: Annotated[Path, typer.Option(help="The corpus folder to write.")],
     tokens: Annotated[int, number("--tokens", "Tokens to train on.")],
     valid: Annotated[
-        int | None, number("--valid", "Tokens for validation; by default a twentieth.", 0)
+        int | None, number("--valid", "Tokens for validation; a twentieth, to a million.", 0)
     ] = None,
     test: Annotated[
-        int | None, number("--test", "Tokens for testing; by default a twentieth.", 0)
+        int | None, number("--test", "Tokens for testing; a twentieth, to a million.", 0)
     ] = None,
     length: Annotated[int, number("--length", "Most tokens of a text.")] = 256,
-    batch_size: Annotated[int, number("--batch-size", "Texts that are drawn together.")] = 64,
+    batch_size: Annotated[
+        int | None, number("--batch-size", "Texts drawn together; by default what suits.")
+    ] = None,
     temperature: Annotated[
         float, typer.Option(help="Divides the logits.", parser=positive, metavar="X")
     ] = 1.0,
@@ -85,11 +91,11 @@ def sample_corpus(
     refuse_existing(out)
     lines = [] if prompts is None else list(read_lines(prompts, empty_lines="skip"))
     lines = [line.replace("\\n", "\n") for line in lines]
+    held_out = min(-(-tokens // HELD_OUT), MOST_HELD_OUT)
     settings = SampleSettings(
         tokens=tokens,
-        valid=-(-tokens // HELD_OUT) if valid is None else valid,
-        test=-(-tokens // HELD_OUT) if test is None else test,
-        batch_size=batch_size,
+        valid=held_out if valid is None else valid,
+        test=held_out if test is None else test,
         length=length,
         temperature=temperature,
         seed=seed,
@@ -97,6 +103,8 @@ def sample_corpus(
     place = pick_device(device)
     with progress_bar(f"Loading {teacher}", None):
         loaded = CausalTeacher(teacher, dtype=dtype, device=place, gguf_file=gguf_file)
+    rows = loaded.rows_together(length) if batch_size is None else batch_size
+    settings = replace(settings, batch_size=rows)
     began, first = time.perf_counter(), None
     with progress_bar("Drawing tokens", sum(settings.sizes.values())) as bar:
 
@@ -111,8 +119,11 @@ def sample_corpus(
             errors.print("What was done is kept; the same command goes on from there.")
             raise
     for name, counts in result["splits"].items():
-        texts, cut = counts["sentences"], result["marks"][name]
-        say(f"{name:>6}  {counts['tokens']:>13,} tokens  {texts:>11,} texts, {cut:,} of them cut")
+        drawn, cut = result["drawn"][name], result["marks"][name]
+        say(
+            f"{name:>6}  {counts['tokens']:>13,} tokens, {drawn:,} of them drawn  "
+            f"{counts['sentences']:>11,} texts, {cut:,} of them cut"
+        )
     speed = (sum(settings.sizes.values()) - (first or 0)) / (time.perf_counter() - began)
     say(f"vocabulary of {result['vocab']:,}; {speed:,.0f} tokens a second; written to {out}")
     if json:

@@ -22,7 +22,7 @@ def open_corpus(config: Any, stack: ExitStack) -> tuple[Any, str]:
 def _open_whole(config: Any, stack: ExitStack) -> tuple[Any, str]:
     from hmmlm.data.corpus import read_lines
     from hmmlm.data.shards import Corpus, write_corpus
-    from hmmlm.data.tokenizer import Tokenizer
+    from hmmlm.fitting import words_of
 
     data = config.data
     if bool(data.corpus) == bool(data.text):
@@ -46,7 +46,7 @@ def _open_whole(config: Any, stack: ExitStack) -> tuple[Any, str]:
         if len(lines) >= 2 * HELD_OUT:
             splits["valid"] = lines[HELD_OUT - 1 :: HELD_OUT]
             del lines[HELD_OUT - 1 :: HELD_OUT]
-        words = Tokenizer.words(lines, min_count=2 if len(lines) >= 1000 else 1)
+        words = words_of(lines)
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "corpus"
         counts = write_corpus(scratch, words, splits)["splits"]
     held_out = f", {counts['valid']['tokens']:,} held out" if "valid" in counts else ""
@@ -132,13 +132,9 @@ def not_there(name: str, place: str, run: Path) -> InputError:
 
 def check_validation(corpus: Any, config: Any) -> None:
     """Refuses settings that ask validation where there is none."""
-    train = config.train
-    needs = {
-        "schedule plateau": train.schedule == "plateau",
-        "early_stop": train.early_stop > 0,
-        "average_after": train.average_after > 0,
-    }
-    asked = next((name for name, is_asked in needs.items() if is_asked), None)
+    from hmmlm.train.config import asks_validation
+
+    asked = asks_validation(config.train)
     if "valid" in corpus.splits or asked is None:
         return
     if config.data.text:

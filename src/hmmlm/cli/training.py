@@ -63,6 +63,13 @@ def train(
             metavar="KIND",
         ),
     ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help="Settings by name, which others stand over: best, chiu-rush-2020 or lee-bk-2025.",
+            metavar="NAME",
+        ),
+    ] = None,
     states: Annotated[
         int | None, number("--states", "Hidden states; by default what suits the text.")
     ] = None,
@@ -139,6 +146,7 @@ def train(
         raise InputError("--resume-if-begun needs --out, the folder that is looked into.")
     run = source if source is not None and source.suffix == ".toml" else None
     named = {
+        "train.recipe": recipe,
         "model.kind": kind,
         "model.states": states,
         "model.blocks": blocks,

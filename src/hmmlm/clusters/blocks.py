@@ -1,13 +1,13 @@
 """From clusters of words to emission blocks: every token of a vocabulary gets one, by rule."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
 from hmmlm.clusters.brown import brown
-from hmmlm.clusters.clustering import check_clusters
+from hmmlm.clusters.clustering import balance, check_clusters
 from hmmlm.clusters.counts import count_bigrams, count_words
 from hmmlm.clusters.exchange import exchange
 from hmmlm.clusters.kept import read_kept, write_kept
@@ -79,6 +79,12 @@ def assign_blocks(
         which = f"{counted(len(unseen), 'token')} {which}"
         rules.append(f"{which} in block {largest:,}, the one with the most words")
     return Blocks(found, number, tuple(rules))
+
+
+def block_facts(made: Blocks, counts: Int[np.ndarray, " V"], origin: str) -> dict[str, Any]:
+    """What a model's config says of its blocks: where they come from, by which rules, how even."""
+    sizes = balance(made.block_of_word, counts)
+    return {"origin": origin, "rules": list(made.rules), **sizes._asdict()}
 
 
 def corpus_blocks(

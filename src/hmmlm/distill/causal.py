@@ -20,7 +20,13 @@ CAUSAL_TOLERANCE = 1e-4
 """What a token may change before it, as a share of what it changes at its own place."""
 
 LOOKS = 8
-"""Steps between two looks at whether all texts are over."""
+"""Steps between two looks at which texts are over."""
+
+SHARE = 0.9
+"""Of the texts that are drawn side by side: where no more of them go on, the others are left."""
+
+ROWS = {"cpu": 64, "cuda": 1 << 14}
+"""Texts that are drawn side by side, at most."""
 
 
 class DrawnText(NamedTuple):
@@ -79,6 +85,25 @@ class CausalTeacher:
         """The longest text that the model was made for, if it says so."""
         return getattr(self.model.config, "max_position_embeddings", None)
 
+    def rows_together(self, length: int) -> int:
+        """How many texts of a length to draw side by side, as far as memory goes.
+
+        On a GPU a step takes as long for a few texts as for thousands, until its products fill it.
+        """
+        if self.device.type != "cuda":
+            return ROWS["cpu"]
+        memory = torch.cuda.get_device_properties(self.device).total_memory
+        return largest_batch(memory // 2, self.bytes_of_text(length))
+
+    def bytes_of_text(self, length: int) -> int:
+        """Of keys and values of a text, and of what is made of the logits of its next token."""
+        config, size = self.model.config, self.model.dtype.itemsize
+        heads = config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        kept = getattr(config, "num_key_value_heads", None) or heads
+        cache = 2 * config.num_hidden_layers * kept * width * size * length
+        return cache + config.vocab_size * (size + 5 * 4)
+
     @torch.no_grad()
     def draw(
         self,
@@ -95,8 +120,8 @@ class CausalTeacher:
         """
         rows, place = len(prompts), self.device
         given = torch.full((rows, length), -1)
-        for row, ids in enumerate(prompts):
-            given[row, : len(ids)] = torch.tensor(ids, dtype=torch.long)
+        for row, ids in zip(given.numpy(), prompts, strict=True):
+            row[: len(ids)] = ids
         is_given, tokens = (given >= 0).to(place), given.to(place)
         log_probs = torch.full((rows, length), torch.nan, device=place)
         sizes = torch.full((rows,), length, device=place)
@@ -106,21 +131,28 @@ class CausalTeacher:
         begun = min(map(len, prompts))
         first = torch.full((rows, 1), self.first_id, device=place)
         last, cache = torch.cat([first, tokens[:, :begun]], 1), None
+        open_rows = torch.arange(rows, device=place)
         for step in range(begun, length):
             known, cache = self._next(last, cache, temperature)
-            is_number &= ~known[:, 0].isnan()  # one number that is none spoils its row
+            is_number[open_rows] &= ~known[:, 0].isnan()  # one that is none spoils its row
             # The largest of p / e, with e exponential, is drawn from p.
             noise = torch.empty_like(known).exponential_(generator=generator)
-            drawn = (known.exp() / noise).argmax(1)
-            token = torch.where(is_given[:, step], tokens[:, step], drawn)
-            tokens[:, step] = token
-            log_probs[:, step] = known.gather(1, token[:, None])[:, 0]
-            is_over = torch.isin(token, ends) & ~is_given[:, step]
-            sizes = torch.where(is_over, sizes.clamp(max=step + 1), sizes)
+            drawn = known.exp().div_(noise).argmax(1)
+            is_told = is_given[open_rows, step]
+            token = torch.where(is_told, tokens[open_rows, step], drawn)
+            tokens[open_rows, step] = token
+            log_probs[open_rows, step] = known.gather(1, token[:, None])[:, 0]
+            is_over = torch.isin(token, ends) & ~is_told
+            mine = sizes[open_rows]
+            sizes[open_rows] = torch.where(is_over, mine.clamp(max=step + 1), mine)
             last = token[:, None]
-            # To look waits for the device.
-            if step % LOOKS == LOOKS - 1 and bool((sizes <= step + 1).all()):
-                break
+            if step % LOOKS == LOOKS - 1:
+                going = (sizes[open_rows] > step + 1).nonzero()[:, 0]  # waits for the device
+                if not len(going):
+                    break
+                if len(going) <= SHARE * len(open_rows):
+                    open_rows, last = open_rows[going], last[going]
+                    cache.batch_select_indices(going)
         if not bool(is_number.all()):
             raise InputError(
                 f"The teacher {self.name} gave a probability that is not a number; use dtype "
@@ -154,6 +186,12 @@ class CausalTeacher:
                 f"The teacher {source} keeps no keys and values of what it has read, which drawing "
                 f"goes on from; give a transformer."
             )
+
+
+def largest_batch(memory: int, each: int) -> int:
+    """The largest power of two that fits, from 1 up to what fills a GPU."""
+    fits = max(1, min(ROWS["cuda"], memory // each))
+    return 1 << (fits.bit_length() - 1)
 
 
 def _check_weights(source: str, found: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -25,7 +26,10 @@ from hmmlm.storage import work_folder
 HELD_OUT = SPLITS[1:]
 """The splits for which the teacher's log p of each token is kept."""
 
+MARGIN = 1.02
+
 _NUMBER = np.dtype("<f4")
+_NOTHING = {"written": None, "marks": 0, "drawn": 0}
 
 
 @runtime_checkable
@@ -97,8 +101,9 @@ def sample_corpus(
     """Draws texts into a new corpus with the teacher's tokenizer, and returns what is in it.
 
     Every text ends in the corpus' `<eos>`. One that the teacher did not end so gets it as a mark,
-    which is not drawn. Texts begin with one of the `prompts` in turn, if there are any; what comes
-    before an end token in a prompt, such as another speaker's turn, is read but not written.
+    which is not drawn; `drawn` counts the tokens that were. Texts begin with one of the `prompts`
+    in turn, if there are any; what comes before an end token in a prompt, such as another speaker's
+    turn, is read but not written.
     `teacher-valid.npy` and `teacher-test.npy` have the teacher's log p of each token, NaN where
     it was not drawn, and `teacher.json` says whose they are.
 
@@ -165,7 +170,7 @@ class _Work(Unfinished):
         """Draws what is not there yet, and keeps it after every batch."""
         tokenizer = self.teacher.tokenizer
         for name, size in self.settings.sizes.items():
-            split = self.state["splits"].setdefault(name, {"written": None, "marks": 0})
+            split = self.state["splits"].setdefault(name, dict(_NOTHING))
             with ExitStack() as stack:
                 shards = ShardWriter(self.corpus, name, tokenizer, written=split["written"])
                 stack.enter_context(shards)
@@ -180,16 +185,20 @@ class _Work(Unfinished):
                     split["marks"] += sum(len(text.tokens) for text in texts)
                     split["marks"] -= sum(len(text.tokens) for text in drawn)
                     shards.add(np.concatenate([text.tokens for text in texts]))
+                    log_probs = np.concatenate([text.log_probs for text in texts])
+                    split["drawn"] += int((~np.isnan(log_probs)).sum())
                     if numbers is not None:
-                        log_probs = np.concatenate([text.log_probs for text in texts])
                         split["log_probs"] = numbers.add(log_probs)
                     self.save()
                     yield
 
     def _batch(self, left: int) -> list[DrawnText]:
-        """The next texts: no more than are needed however long they become."""
+        """The next texts: as many as are needed if they are as long as those before."""
         state, settings = self.state, self.settings
-        number = min(settings.batch_size, -(-left // (settings.length + 1)))
+        written = sum(split["written"]["tokens"] for split in state["splits"].values())
+        usual = written / state["texts"] if state["texts"] else settings.length + 1
+        # A few more: another batch for a few tokens takes as long as any.
+        number = min(settings.batch_size, math.ceil(MARGIN * left / usual))
         seeds = np.random.SeedSequence([settings.seed, state["batches"]])
         generator = torch.Generator(self.teacher.device)
         generator.manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
@@ -212,13 +221,16 @@ class _Work(Unfinished):
             if name in HELD_OUT:
                 numbers = np.fromfile(self.folder / f"{name}.log-probs", dtype=_NUMBER)
                 np.save(log_probs_file(self.corpus, name), numbers)
-        marks = {name: split["marks"] for name, split in splits.items()}
-        about = {"teacher": self.teacher.name, "settings": asdict(self.settings), "marks": marks}
+        counts = {
+            what: {name: split[what] for name, split in splits.items()}
+            for what in ("marks", "drawn")
+        }
+        about = {"teacher": self.teacher.name, "settings": asdict(self.settings), **counts}
         (self.corpus / "teacher.json").write_text(json.dumps(about, indent=1) + "\n")
         # Not `Tokenizer.save`: a full disk is no reason to remove what was drawn.
         (self.corpus / "tokenizer.json").write_text(tokenizer.as_json(), encoding="utf-8")
         written = {name: split["written"] for name, split in splits.items()}
-        return {**write_index(self.corpus, tokenizer, written), "marks": marks}
+        return {**write_index(self.corpus, tokenizer, written), **counts}
 
 
 class _Numbers:

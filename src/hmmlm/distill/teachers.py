@@ -92,6 +92,7 @@ class HuggingFaceTeacher:
         model = read_model(self.source, what="teacher", **self.how)
         self.model = model.to(device).eval().requires_grad_(False)
         config = self.model.config
+        config.use_cache = False  # every window is read once
         layers = config.num_hidden_layers
         if not -layers - 1 <= layer <= layers:
             raise InputError(

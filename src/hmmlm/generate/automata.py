@@ -128,10 +128,12 @@ class Automaton:
         # Columns of equal tables, then by the first letter that has them.
         index, inverse = alike(self.next.T)
         column = inverse[self.column]
-        used, place = np.unique(column, return_index=True)
+        place = np.full(len(index), len(column))
+        place[column[::-1]] = np.arange(len(column))[::-1]  # the last to be written is the first
+        used = np.argsort(place)[: int((place < len(column)).sum())]
         rank = np.full(len(index), -1)
-        rank[used[np.argsort(place)]] = np.arange(len(used))
-        table = self.next[:, index[used[np.argsort(place)]]]
+        rank[used] = np.arange(len(used))
+        table = self.next[:, index[used]]
         numbers, waiting = {start: 0}, [start]
         for state in waiting:
             for after in table[state].tolist():
@@ -155,6 +157,16 @@ def alike(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if not (rows[first][kind.ravel()] == rows).all():  # two kinds have one sum
         _, first, kind = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     return first, kind.ravel()
+
+
+def distinct(codes: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers under `size` that occur, in order, and the place of each code among them."""
+    if size > MOST:
+        return np.unique(codes, return_inverse=True)
+    found = np.flatnonzero(np.bincount(codes, minlength=size))
+    places = np.zeros(size, np.int64)
+    places[found] = np.arange(len(found))
+    return found, places[codes]
 
 
 def _distance(table: np.ndarray, ends: np.ndarray) -> np.ndarray:
@@ -205,10 +217,9 @@ def _columns(one: Automaton, other: Automaton) -> tuple[np.ndarray, np.ndarray]:
             f"One automaton reads {one.num_letters:,} letters and the other "
             f"{other.num_letters:,}; compile both for the same vocabulary."
         )
-    codes, column = np.unique(
-        one.column.astype(np.int64) * other.num_columns + other.column, return_inverse=True
-    )
-    return column.ravel(), np.stack(np.divmod(codes, other.num_columns), 1)
+    codes = one.column.astype(np.int64) * other.num_columns + other.column
+    codes, column = distinct(codes, one.num_columns * other.num_columns)
+    return column, np.stack(np.divmod(codes, other.num_columns), 1)
 
 
 def _product(

@@ -5,15 +5,15 @@ A text is what its tokens write, without one space at its beginning (`data.spell
 
 import string
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 
 from hmmlm.data.spelling import Spelling
 from hmmlm.errors import InputError
-from hmmlm.generate.automata import Automaton, alike, from_steps
+from hmmlm.generate.automata import Automaton, alike, distinct, from_steps
 from hmmlm.generate.regexes import compile_regex
 
 BYTES = 256
@@ -78,14 +78,19 @@ class Constraint:
         return self.letters.accepts(_phrase(text) if text else b"")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class _Leaf(Constraint):
+    """Leaves of one name are equal: it says all of them."""
+
     name: str
-    make: Callable[[], Automaton]
+    make: Callable[[], Automaton] = field(compare=False)
 
     @cached_property
     def letters(self) -> Automaton | None:
         return self.make()
+
+    def read(self, spelling: Spelling) -> Automaton:
+        return _lift_leaf(self, spelling)
 
     def __str__(self) -> str:
         return self.name
@@ -270,39 +275,45 @@ def anything() -> Constraint:
 def lift(letters: Automaton, spelling: Spelling) -> Automaton:
     """The automaton over tokens that does what one over bytes does with what they write.
 
-    O(bytes of the vocabulary) for each state that is met between two tokens. The first token of a
-    text is read without a space at its beginning.
+    Beginnings of tokens that lead from each state to the same one are read on as one: O(beginnings
+    + kinds of them x states). The first token of a text is read without a space at its beginning.
     """
-    ids, spelt, lengths = spelling.rows
-    counts = [int((lengths > place).sum()) for place in range(spelt.shape[1])]
-    columns = letters.column[spelt]  # (N, L)
-    skipped = (spelt[:, 0] == ord(" ")) if len(spelt) else np.zeros(0, bool)
+    # State 0 stands before the text, where a space does not count; the others are the letters'.
+    space, size = letters.num_columns, letters.num_states + 1
+    columns = letters.column.copy()
+    columns[ord(" ")] = space
+    steps = np.empty((size, space + 1), np.int64)
+    steps[1:, :-1] = letters.next + 1
+    steps[1:, -1] = steps[1:, letters.column[ord(" ")]]
+    steps[0], steps[0, -1] = steps[1], 1
 
-    def read(state: int, begins: bool) -> np.ndarray:
-        after = np.full(len(ids), state)
-        for place, count in enumerate(counts):
-            new = letters.next[after[:count], columns[:count, place]]
-            if begins and place == 0:
-                new = np.where(skipped[:count], after[:count], new)
-            after[:count] = new
-        return after
+    ends, levels = spelling.prefixes
+    moves, kind = np.arange(size)[None], np.zeros(1, np.int64)
+    all_moves, kinds, before = [], [], 0
+    for parents, spelt in levels:
+        codes = kind[parents] * (space + 1) + columns[spelt]
+        codes, kind = distinct(codes, len(moves) * (space + 1))
+        sources, column = np.divmod(codes, space + 1)
+        moves = steps[moves[sources], column[:, None]]  # (kinds, states)
+        first, same = alike(moves)
+        moves, kind = moves[first], same[kind]
+        all_moves.append(moves)
+        kinds.append(before + kind)
+        before += len(moves)
+    column = np.zeros(len(spelling.tokens), np.int64)  # tokens that write nothing: back to 0
+    if len(ends):
+        column[spelling.rows[0]] = 1 + np.concatenate(kinds)[ends]
+    used, column = distinct(column, before + 1)
+    table = np.concatenate([np.zeros((1, size), np.int64), *all_moves])[used].T
+    accepting = letters.accepting[[0, *range(letters.num_states)]]
+    return Automaton(column, table, accepting).reduced()
 
-    # State 0 is the beginning of a text; then those between tokens, in the order they are met.
-    numbers, rows, waiting = {}, [], [(0, True)]
-    for state, begins in waiting:
-        after = read(state, begins)
-        for found in np.unique(after).tolist():
-            if found not in numbers:
-                numbers[found] = len(waiting)
-                waiting.append((found, False))
-        rows.append(after)
-    names = np.full(letters.num_states, -1)
-    names[list(numbers)] = list(numbers.values())
-    table = np.zeros((len(rows), len(spelling.tokens)), np.int64)
-    table[:, ids] = names[np.stack(rows)] if len(ids) else 0
-    accepting = letters.accepting[[state for state, _ in waiting]]
-    first, column = alike(table.T)
-    return Automaton(column, table[:, first], accepting).reduced()
+
+@lru_cache(maxsize=64)
+def _lift_leaf(leaf: "_Leaf", spelling: Spelling) -> Automaton:
+    """Of the leaves read last: constraints share words."""
+    assert leaf.letters is not None
+    return lift(leaf.letters, spelling)
 
 
 def _written(spelling: Spelling) -> Automaton:

@@ -49,12 +49,15 @@ class Guide:
             raise InputError(f"strength is {strength} but must be a number from 0 up.")
         if context < 0:
             raise InputError(f"context is {context:,} but must be at least 0.")
-        self.looks, self.strength, self.context = list(looks), strength, context
+        # One table of p(w | z) for all, whichever rows are weighed.
+        self.looks = [replace(look, words=first.words) for look in looks]
+        self.strength, self.context = strength, context
         self.budget, self.eos_id, self.hmm = first.budget, first.eos_id, first.hmm
         self._can_come = first.words.can_come.tolist()
         self._start = start(self.hmm, reset_id=self.eos_id)
         self._known: dict[tuple[int, ...], int] = {}
         self._state: State | None = None
+        self._ahead = self._start.hmm.log_init[None]
 
     @torch.no_grad()
     def log_factors(
@@ -70,7 +73,9 @@ class Guide:
                 f"0 on."
             )
         rows, places = self._open(texts, which)
-        ahead = next_state_log_probs(self._read(prompts, texts))
+        ahead = self._ahead = next_state_log_probs(self._read(prompts, texts))
+        if len(rows) == len(ahead) > 0:
+            return self._weigh(weigh_next(ahead, places))
         size = (len(ahead), self.hmm.vocab_size)
         out = ahead.new_full(size, -torch.inf, dtype=torch.float64)
         out[:, self.eos_id] = 0.0
@@ -126,8 +131,7 @@ class Guide:
         same = [self._known.get(key) for key in keys]
         before = [self._known.get(key[:-1]) for key in keys]
         if self._state is None or any(
-            one is None and (other is None or key[-1] == START)
-            for one, other, key in zip(same, before, keys, strict=True)
+            one is None and other is None for one, other in zip(same, before, strict=True)
         ):
             state = self._read_anew([[id for id in key if id != START] for key in keys])
         else:
@@ -138,11 +142,28 @@ class Guide:
             further = [row for row, one in enumerate(same) if one is None]
             if further:
                 tokens = torch.tensor([self._seen(keys[row][-1]) for row in further])
-                moved = advance(state.select(further), tokens.to(self.hmm.device))
-                state = _put(state, further, moved)
+                is_all = len(further) == len(keys)
+                begun = state if is_all else state.select(further)
+                rows = torch.tensor([chosen[row] for row in further], device=self.hmm.device)
+                moved = self._advance(begun, self._ahead[rows], tokens.to(self.hmm.device))
+                state = moved if is_all else _put(state, further, moved)
         self._known = {key: row for row, key in enumerate(keys)}
         self._state = state
         return state
+
+    def _advance(self, state: State, ahead: Float[Tensor, "N Z"], tokens: Tensor) -> State:
+        """The state after one more token, where p(next hidden state) is known.
+
+        Its evidence, which nobody asks for, is not brought up to date.
+        """
+        if not self.hmm.support.is_dense:
+            return advance(state, tokens)
+        emission = self.hmm.log_emit[tokens.clamp(min=0)]
+        joint = torch.where(tokens[:, None] == MISSING, ahead, ahead + emission)
+        total = torch.logsumexp(joint, 1, keepdim=True)
+        log_probs = torch.where(torch.isneginf(total), -torch.inf, joint - total)
+        states = torch.arange(self.hmm.num_states, device=joint.device).expand(len(joint), -1)
+        return replace(state, belief=Belief(states, log_probs, tokens == self.eos_id))
 
     def _ended(self, text: Sequence[int]) -> Sequence[int]:
         """A text up to its `<eos>`."""

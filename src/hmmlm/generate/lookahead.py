@@ -5,15 +5,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hmmlm.errors import InputError, counted
 from hmmlm.generate.automata import Automaton
-from hmmlm.generate.emissions import REDONE, Words
-from hmmlm.generate.plans import Plan, Plans
+from hmmlm.generate.blocks import Block, add_up, make_blocks
+from hmmlm.generate.emissions import REDONE, Words, pieces
+from hmmlm.generate.plans import Plans, put_together
 from hmmlm.hmm import HMM
 from hmmlm.ops.links import TILE
 from hmmlm.ops.messages import scaled
@@ -139,24 +139,30 @@ class Lookahead:
         The sum over kinds of words of p(kind | z) p(met after it), and of `<eos>` where it accepts.
         Of all states of the automaton, or of those of `places`.
         """
-        places = torch.arange(len(self._next), device=table.device) if places is None else places
-        goals = self._next[places]  # (S, C)
+        chosen = torch.arange(len(self._next), device=table.device) if places is None else places
+        goals = self._next[chosen]  # (S, C)
         kinds = self._kinds  # (C, Z), log
         tops = kinds.max(1).values.clamp(min=-1e30).double()  # (C,)
         heights = scale[goals] + tops  # (S, C)
-        ends = torch.where(self._end[places] > 0, 0.0, -torch.inf).double()
+        ends = torch.where(self._end[chosen] > 0, 0.0, -torch.inf).double()
         height = torch.maximum(heights.max(1).values, ends)
         height = torch.where(torch.isneginf(height), 0.0, height)
-        probs, shares = table.exp(), (kinds - tops[:, None].to(kinds)).exp()
+        shares = (kinds - tops[:, None].to(kinds)).exp()
         factors = (heights - height[:, None]).exp().to(table)  # (S, C)
         total = (ends - height).exp().to(table)[:, None] * self._ends.exp()  # (S, Z)
-        for kind in range(goals.shape[1]):
-            total += probs[goals[:, kind]] * shares[kind] * factors[:, kind, None]
+        blocks = self._blocks
+        if places is not None:
+            blocks = make_blocks(goals.cpu().numpy(), table.device)
+        add_up(total, table.exp(), shares, factors, blocks)
         found = total.log()
-        poor = (total < scaled.lowest(total.dtype)) & self.legal(left)[places, None]
-        if poor.any():
-            poor &= self._can_emit(table, scale, places)
+        poor = (total < scaled.lowest(total.dtype)) & self.legal(left)[chosen, None]
         rows, states = poor.nonzero(as_tuple=True)
+        if len(rows):
+            can_go = table.isfinite() & scale.isfinite()[:, None]
+            can_end = (self._end[chosen, None] > 0) & self._ends.isfinite()
+            can, go, be = (some.to(table) for some in (can_end, can_go, kinds.isfinite()))
+            poor &= add_up(can, go, be, torch.ones_like(factors), blocks) > 0
+            rows, states = poor.nonzero(as_tuple=True)
         step = max(1, TILE // goals.shape[1])
         for some in torch.arange(len(rows), device=rows.device).split(step):
             q, z = rows[some], states[some]
@@ -165,16 +171,6 @@ class Lookahead:
             exact = torch.logsumexp(torch.cat([terms, end], 1), 1) - height[q]
             found[q, z] = exact.to(found)
         return found, height
-
-    def _can_emit(self, table: Tensor, scale: Tensor, places: Tensor) -> Bool[Tensor, "S Z"]:
-        """Where `_emit` is not the logarithm of zero."""
-        goals = self._next[places]
-        can_go = table.isfinite() & scale.isfinite()[:, None]
-        can_be = self._kinds.isfinite()
-        found = (self._end[places] > 0)[:, None] & self._ends.isfinite()
-        for kind in range(goals.shape[1]):
-            found = found | (can_go[goals[:, kind]] & can_be[kind])
-        return found
 
     @full_products()
     def _move(
@@ -186,9 +182,10 @@ class Lookahead:
         top = top.clamp(min=-1e30)
         probs = (ahead - top[:, None]).exp()  # (S, Z)
         found = torch.empty_like(ahead)
-        step = max(1, TILE // self.hmm.num_states)
-        for start in range(0, self.hmm.num_states, step):
-            stop = min(start + step, self.hmm.num_states)
+        size, step = self.hmm.num_states, max(1, TILE // self.hmm.num_states)
+        width = step if self._moves is None else size
+        for start in range(0, size, width):
+            stop = min(start + width, size)
             moves = (
                 self.hmm.transitions.rows(start, stop).exp()
                 if self._moves is None
@@ -219,6 +216,10 @@ class Lookahead:
         return torch.from_numpy(self.automaton.next).to(self.hmm.device)
 
     @cached_property
+    def _blocks(self) -> list[Block]:
+        return make_blocks(self.automaton.next, self.hmm.device)
+
+    @cached_property
     def _distance(self) -> Int[Tensor, " S"]:
         return torch.from_numpy(self.automaton.distance).to(self.hmm.device)
 
@@ -228,7 +229,7 @@ class Lookahead:
 
     @cached_property
     def plans(self) -> Plans:
-        return Plans(self.automaton, self.eos_id, self._column)
+        return Plans(self.automaton)
 
     @cached_property
     def _end(self) -> Float[Tensor, " S"]:
@@ -238,29 +239,33 @@ class Lookahead:
     @cached_property
     def _ends(self) -> Float[Tensor, " Z"]:
         """log p(`<eos>` | z), with its weight."""
-        is_eos = torch.arange(self.hmm.vocab_size, device=self.hmm.device) == self.eos_id
-        return self._sums(is_eos)[1]
+        return self._sum(torch.tensor([self.eos_id]), torch.tensor([0]), 1)[0]
 
     @cached_property
     def _kinds(self) -> Float[Tensor, "C Z"]:
         """log p(a word of each kind | z), `<eos>` not among them, with their weights."""
-        column = self._column + 1
-        column[self.eos_id] = 0
-        return self._sums(column)[1:]
+        words = torch.arange(self.hmm.vocab_size)
+        words = words[words != self.eos_id]
+        return self._sum(
+            words, torch.from_numpy(self.automaton.column)[words], self.automaton.num_columns
+        )
 
-    def _sums(self, column: Tensor) -> Tensor:
+    def _sum(self, words: Tensor, column: Tensor, number: int) -> Tensor:
         """log sum of p(w | z) over the words of each column, summed in float64."""
-        column, hmm = column.long(), self.hmm
-        number = max(int(column.max()) + 1, self.automaton.num_columns + 1)
+        hmm = self.hmm
+        words, column = words.to(hmm.device), column.to(hmm.device)
         total = torch.zeros(number, hmm.num_states, dtype=torch.float64, device=hmm.device)
-        words = torch.arange(hmm.vocab_size, device=hmm.device)
-        for part in words.split(max(1, TILE // hmm.support.width)):
-            logs = hmm.log_emit[part].double()
+        step = max(1, pieces(hmm.device) // hmm.support.width)
+        for some, of in zip(words.split(step), column.split(step), strict=True):
+            logs = hmm.log_emit[some].double()
             if self.log_weights is not None:
-                logs = logs + self.log_weights[part, None]
-            states = hmm.support.states_of(part)
-            flat = column[part][:, None] * hmm.num_states + states.clamp(min=0)
-            total.view(-1).index_add_(0, flat.reshape(-1), logs.exp().reshape(-1))
+                logs = logs + self.log_weights[some, None]
+            if hmm.support.is_dense:
+                total.index_add_(0, of, logs.exp_())
+            else:
+                states = hmm.support.states_of(some).clamp(min=0)
+                flat = of[:, None] * hmm.num_states + states
+                total.view(-1).index_add_(0, flat.reshape(-1), logs.exp_().reshape(-1))
         return total.log().to(hmm.dtype)
 
     def _check_left(self, left: int) -> None:
@@ -280,63 +285,33 @@ def weigh_next(log_states: Float[Tensor, "B Z"], places: Sequence[Place]) -> Nex
     """
     for place in places:
         place.look._check_left(place.left)
-    look, size, device = places[0].look, len(places), log_states.device
-    plans = [place.look.plans.of(place.state) for place in places]
-    tables = [place.look.tables[place.left - 1] for place in places]
-    scales = [place.look.scales[place.left - 1] for place in places]
-    goals = [plan.goals for plan in plans]
-    counts = [len(some) for some in goals]
+    look, tables = places[0].look, [place.look.tables[place.left - 1] for place in places]
     lefts = [place.left - 1 - (not place.look.open_ended) for place in places]
-    facts = np.stack([counts, np.cumsum([0, *counts[:-1]]), lefts])
-    count, before, left = torch.from_numpy(facts).to(device)
-    rows = torch.arange(size, device=device).repeat_interleave(count, output_size=sum(counts))
-    asked = torch.cat([log_states, log_states[rows] + _gather(tables, goals)])
-    words, answers = look.words.log_probs(asked).split([size, len(rows)])
+    plans = [
+        (place.look.plans, place.state, left) for place, left in zip(places, lefts, strict=True)
+    ]
+    asked = put_together(plans, log_states.device)
+    ahead = _gather(tables, asked.goals.split(asked.counts))  # (R, Z)
+    ahead += log_states[asked.rows]
+    heights = torch.cat([place.look.scales[place.left - 1] for place in places])[asked.scales]
+    together = torch.cat([log_states, ahead[asked.many]])
+    words, answers = look.words.log_probs(together).split([len(places), len(asked.many)])
     none = words.new_full((1, words.shape[1]), -torch.inf, dtype=torch.float64)
-    answers = torch.cat([none, answers.double() + _gather(scales, goals)[:, None]])
-    which = torch.stack([plan.which for plan in plans])
-    found = answers.gather(0, torch.where(which > 0, which + before[:, None], 0))
-    _put_single(found, log_states, plans, tables, scales, look.hmm)
-    far = torch.stack([plan.far for plan in plans])
-    eos = look.eos_id
-    found[:, eos] = torch.where(far[:, eos] < 0, words[:, eos].double(), -torch.inf)
+    answers = torch.cat([none, answers.double() + heights[asked.many, None]])
+    columns = torch.stack([place.look._column for place in places]) + asked.columns[:, None]
+    found = answers.gather(0, asked.which[columns])
+    if len(asked.words):
+        single = look.words.log_pairs(ahead, asked.places, asked.words).double()
+        found[asked.rows[asked.places], asked.words] = single + heights[asked.places]
+    legal = asked.legal[columns] > 0
+    legal[:, look.eos_id] = asked.ends > 0
+    ends = torch.where(asked.ends > 0, words[:, look.eos_id].double(), -torch.inf)
+    found[:, look.eos_id] = ends
     if any(place.look.log_weights is not None for place in places):
         zeros = log_states.new_zeros(found.shape[1])
         weights = (place.look.log_weights for place in places)
         found += torch.stack([zeros if some is None else some for some in weights])
-    return NextWords(found, words, far <= left[:, None])
-
-
-def _put_single(
-    found: Float[Tensor, "B V"],
-    log_states: Float[Tensor, "B Z"],
-    plans: Sequence[Plan],
-    tables: Sequence[Float[Tensor, "S Z"]],
-    scales: Sequence[Float[Tensor, " S"]],
-    hmm: HMM,
-) -> None:
-    """Writes what words that lead to a goal with few others have."""
-    cells = REDONE if found.device.type == "cuda" else min(TILE, REDONE)  # what a cache holds
-    step = max(1, cells // hmm.support.width)
-    pieces = [
-        (row, *both)
-        for row, plan in enumerate(plans)
-        for both in zip(plan.words.split(step), plan.their_goals.split(step), strict=True)
-    ]
-    while pieces:
-        sizes = np.cumsum([len(words) for _, words, _ in pieces])
-        number = max(1, int((sizes <= step).sum()))
-        some, pieces = pieces[:number], pieces[number:]
-        of, words, goals = zip(*some, strict=True)
-        rows = torch.from_numpy(np.repeat(of, [len(part) for part in words])).to(found.device)
-        ahead = _gather([tables[row] for row in of], goals)  # (N, Z)
-        height = _gather([scales[row] for row in of], goals)
-        words = torch.cat(words)
-        ahead += log_states[rows]
-        if not hmm.support.is_dense:
-            ahead = ahead.gather(1, hmm.support.states_of(words).clamp(min=0))
-        total = torch.logsumexp(ahead + hmm.log_emit[words], 1)
-        found[rows, words] = total.double() + height
+    return NextWords(found, words, legal)
 
 
 def _gather(tables: Sequence[Tensor], rows: Sequence[Int[Tensor, " N"]]) -> Tensor:

@@ -1,5 +1,6 @@
 """What tokens lead to from the states of an automaton."""
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -17,23 +18,24 @@ in so many of the vocabulary, and one by one where they are fewer."""
 
 
 class Plan(NamedTuple):
-    """What words lead to from a state of the automaton: goals of many words, and words of few."""
+    """What words lead to from a state of the automaton, by their columns; on the host.
 
-    goals: Int[Tensor, " G"]
-    which: Int[Tensor, " V"]  # of the goals, from 1 on; 0 where a word leads to none of them
-    far: Int[Tensor, " V"]  # tokens from each word's goal to an end, `<eos>` not counted
-    words: Int[Tensor, " N"]
-    their_goals: Int[Tensor, " N"]
+    Goals of many words come first, then those of words that are weighed one by one.
+    """
+
+    goals: np.ndarray  # (G,)
+    many: int
+    which: np.ndarray  # (C,) of the first goals, from 1 on; 0 where a word leads to none of them
+    far: np.ndarray  # (C,) tokens from each column's goal to an end, `<eos>` not counted
+    words: np.ndarray  # (N,)
+    places: np.ndarray  # (N,) of their goals
 
 
 class Plans:
-    """The plans of an automaton's states; those of the last states asked for are kept.
+    """The plans of an automaton's states; those of the last states asked for are kept."""
 
-    `column` is the automaton's, on the device where plans are used.
-    """
-
-    def __init__(self, automaton: Automaton, eos_id: int, column: Int[Tensor, " V"]) -> None:
-        self.automaton, self.eos_id, self.column = automaton, eos_id, column
+    def __init__(self, automaton: Automaton) -> None:
+        self.automaton = automaton
         self._kept: dict[int, Plan] = {}
 
     def of(self, state: int) -> Plan:
@@ -44,22 +46,18 @@ class Plans:
         return self._kept[state]
 
     def _make(self, state: int) -> Plan:
-        """On the host but for what is of every word: one copy, one lookup."""
         goals = self.automaton.next[state]  # (C,)
         share = np.bincount(goals, self._sizes, self.automaton.num_states)[goals]
         far = self.automaton.distance[goals]
         is_open, is_many = far < NEVER, share * SHARE >= self.automaton.num_letters
-        many, kinds = np.unique(goals[is_many & is_open]), np.zeros(len(goals), np.int64)
-        kinds[is_many & is_open] = 1 + np.searchsorted(many, goals[is_many & is_open])
-        few = np.flatnonzero(~is_many & is_open)
-        words = [self._by_column[column] for column in few.tolist()]
-        theirs = np.repeat(goals[few], self._sizes[few])
-        found = np.concatenate([kinds, far, many, *words, theirs])
-        sizes = [2 * len(goals), len(many), len(theirs), len(theirs)]
-        table, *rest = torch.from_numpy(found).to(self.column.device).split(sizes)
-        which, far = table.view(2, -1)[:, self.column]
-        far[self.eos_id] = -1 if self.automaton.accepting[state] else NEVER
-        return Plan(rest[0], which, far, *rest[1:])
+        of_many, few = is_many & is_open, np.flatnonzero(~is_many & is_open)
+        many, place = np.unique(goals[of_many], return_inverse=True)
+        which = np.zeros(len(goals), np.int64)
+        which[of_many] = 1 + place
+        alone, place = np.unique(goals[few], return_inverse=True)
+        words = np.concatenate([few[:0], *(self._by_column[column] for column in few.tolist())])
+        places = np.repeat(len(many) + place, self._sizes[few])
+        return Plan(np.concatenate([many, alone]), len(many), which, far, words, places)
 
     @cached_property
     def _sizes(self) -> np.ndarray:
@@ -71,3 +69,47 @@ class Plans:
         """The words of each column."""
         order = np.argsort(self.automaton.column, kind="stable")
         return np.split(order, np.cumsum(self._sizes)[:-1])
+
+
+class Asked(NamedTuple):
+    """The plans of several texts one after the other; R goals and C columns of all of them."""
+
+    counts: list[int]  # goals of each text
+    goals: Int[Tensor, " R"]
+    rows: Int[Tensor, " R"]  # their texts
+    scales: Int[Tensor, " R"]  # their places among the states of all automata
+    many: Int[Tensor, " M"]  # the places of those that have many words
+    places: Int[Tensor, " N"]  # the place of each single word's goal
+    words: Int[Tensor, " N"]
+    which: Int[Tensor, " C"]  # of `many`, from 1 on
+    legal: Int[Tensor, " C"]
+    columns: Int[Tensor, " B"]  # how many come before those of each text
+    ends: Int[Tensor, " B"]  # whether it may end
+
+
+def put_together(texts: Sequence[tuple[Plans, int, int]], device: torch.device) -> Asked:
+    """Of texts with their state, and tokens left after the next; on the host, and sent at once."""
+    counts, pieces = [], []
+    goals = states = many = columns = 0
+    for row, (plans, state, left) in enumerate(texts):
+        plan, automaton = plans.of(state), plans.automaton
+        counts.append(len(plan.goals))
+        pieces.append(
+            (
+                plan.goals,
+                np.full(len(plan.goals), row),
+                states + plan.goals,
+                goals + np.arange(plan.many),
+                goals + plan.places,
+                plan.words,
+                np.where(plan.which, many + plan.which, 0),
+                plan.far <= left,
+                [columns],
+                [automaton.accepting[state]],
+            )
+        )
+        goals, many = goals + len(plan.goals), many + plan.many
+        states, columns = states + automaton.num_states, columns + automaton.num_columns
+    parts = [np.concatenate(part) for part in zip(*pieces, strict=True)]
+    sent = torch.from_numpy(np.concatenate(parts)).to(device)
+    return Asked(counts, *sent.split([len(part) for part in parts]))

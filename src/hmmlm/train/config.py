@@ -14,6 +14,7 @@ from hmmlm.train.checkpoint import Saving
 from hmmlm.train.distributed import ONE, Ranks
 from hmmlm.train.loop import TrainSettings
 from hmmlm.train.loss import Dropout
+from hmmlm.train.recipes import set_by_recipe, with_recipe
 from hmmlm.train.settings import (
     DESCENT,
     LEARNING,
@@ -45,6 +46,9 @@ RECIPES: dict[str, dict[str, Any]] = {
 HMM_TRAIN = (
     "dropout",
     "dropout_last",
+    "kept",
+    "decay_states",
+    "decay_words",
     "pseudocount",
     "tie",
     "gradient_steps",
@@ -91,8 +95,7 @@ class Config:
         train = {**dataclasses.asdict(self.train), **dataclasses.asdict(self.learner)}
         train |= dataclasses.asdict(self.saving)
         train |= {"dropout": self.dropout.rate, "seed": self.seed}
-        if self.dropout.last is not None:
-            train["dropout_last"] = self.dropout.last
+        train |= {"dropout_last": self.dropout.last, "kept": self.dropout.most}
         model = dataclasses.asdict(self.model)
         if not self.is_hmm:
             model = {"kind": self.model.kind}
@@ -111,6 +114,7 @@ class _Extra:
 
     dropout: float = 0.25
     dropout_last: float | None = None
+    kept: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -128,6 +132,34 @@ def make_config(tables: Mapping[str, Any], others: Mapping[str, Any] | None = No
         if name not in TABLES:
             raise InputError(f"There is no table [{name}]." + nearest(name, TABLES))
         check_table(name, table)
+    made = with_recipe(tables)
+    try:
+        return _make_config(made, others)
+    except InputError as error:
+        found = [
+            place
+            for place in set_by_recipe(tables)
+            if _trouble(with_recipe(tables, without=place), others) != str(error)
+        ]
+        if not found:
+            raise
+        keys, are = " and ".join(key for _, key in found), "is" if len(found) == 1 else "are"
+        raise InputError(
+            f"{error} ({keys} {are} of recipe {tables['train']['recipe']}; set "
+            f"{'it' if len(found) == 1 else 'them'} yourself.)"
+        ) from error
+
+
+def _trouble(tables: Mapping[str, Any], others: Mapping[str, Any] | None) -> str:
+    """What is wrong with tables."""
+    try:
+        _make_config(tables, others)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def _make_config(tables: Mapping[str, Any], others: Mapping[str, Any] | None) -> Config:
     data, model, train = (dict(tables.get(name, {})) for name in TABLES)
     kinds = {**KINDS, **(others or {})}
     kind = model.get("kind", ModelSettings.kind)
@@ -156,7 +188,7 @@ def make_config(tables: Mapping[str, Any], others: Mapping[str, Any] | None = No
         params=found[1],
         train=take(TrainSettings, train, "train", known),
         learner=take(LearnerSettings, train, "train", known),
-        dropout=Dropout(extra.dropout, extra.dropout_last),
+        dropout=Dropout(extra.dropout, extra.dropout_last, extra.kept),
         saving=take(Saving, train, "train", known),
         seed=extra.seed,
     )
@@ -240,10 +272,10 @@ def _check_learner(config: Config) -> None:
             f"data.states are learnt by descent but optimiser is {name}; use adamw or sgd, then "
             f"polish the tables with optimiser em and train.start."
         )
-    elif config.dropout.rate or config.dropout.last:
+    elif config.dropout.rate or config.dropout.last or config.dropout.most:
         raise InputError(
             f"dropout is {config.dropout.rate} but optimiser {name} counts on all states: it must "
-            f"be 0, and dropout_last left out."
+            f"be 0, and dropout_last and kept left out."
         )
     elif config.data.layout == "streams":
         raise InputError(
@@ -255,10 +287,15 @@ def _check_learner(config: Config) -> None:
             f"precision is {train.precision} but optimiser {name} counts in float32 and sums in "
             f"float64; leave precision out."
         )
-    if train.precision != "float32" and kind == "scalar":
+    if train.precision != "float32" and kind == "scalar" and config.model.blocks:
         raise InputError(
-            f"precision is {train.precision} but kind scalar has no products to round; leave "
-            f"precision out."
+            f"precision is {train.precision} but kind scalar has no products to round in blocks; "
+            f"leave precision out, or have dense states (blocks = 0)."
+        )
+    if train.decay_states is not None and kind == "scalar":
+        raise InputError(
+            f"decay_states is {train.decay_states} but kind scalar has no embeddings of states; "
+            f"use weight_decay, or decay_words for its emissions."
         )
     if not train.plateau_threshold >= 0:
         raise InputError(f"plateau_threshold is {train.plateau_threshold} but must be at least 0.")
@@ -297,6 +334,32 @@ def _check_beginning(config: Config) -> None:
             f"train.begin_with is {what} but factor_emit is false: emissions have no embeddings; "
             f"leave factor_emit out."
         )
+
+
+def check_known_states(config: Config) -> None:
+    """Refuses what is done with the states of a teacher where `data.states` names none."""
+    what, shown = config.learner.begin_with, config.data.shown
+    if config.data.states:
+        return
+    if what != "none":
+        raise InputError(
+            f"train.begin_with is {what} but there are no states of a teacher to take it from; set "
+            f"data.states, the folder that hmmlm distill made, or use hmmlm distill."
+        )
+    if shown:
+        raise InputError(
+            f"data.shown is {shown:,} but there are no states to show; give data.states too."
+        )
+
+
+def asks_validation(settings: TrainSettings) -> str | None:
+    """The first setting that asks for validation text, if there is one."""
+    asked = {
+        "schedule plateau": settings.schedule == "plateau",
+        "early_stop": settings.early_stop > 0,
+        "average_after": settings.average_after > 0,
+    }
+    return next((name for name, is_asked in asked.items() if is_asked), None)
 
 
 def validation_mode(data: DataSettings) -> str:

@@ -11,6 +11,7 @@ from hmmlm.errors import InputError
 from hmmlm.hmm import HMM
 from hmmlm.train.expectation import Expectation, Sums
 from hmmlm.train.loop import Step, TrainSettings
+from hmmlm.train.sgd import decayed
 from hmmlm.transitions import Dense, Factored
 
 TRIES = 6
@@ -72,9 +73,7 @@ class GeneralisedEm:
 
     def _climb(self, sums: Sums, rate: float) -> None:
         betas = (self.settings.beta1, self.settings.beta2)
-        optimiser = torch.optim.AdamW(
-            self.model.parameters(), rate, betas, weight_decay=self.settings.weight_decay
-        )
+        optimiser = torch.optim.AdamW(decayed(self.model, self.settings), rate, betas)
         for _ in range(self.gradient_steps):
             optimiser.zero_grad()
             (-expected_log_prob(self.model(), sums) / sums.tokens).backward()

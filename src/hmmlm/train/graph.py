@@ -65,8 +65,8 @@ class GraphedSteps:
     There is a graph for each shape of batches, `MOST` at most, captured again when the number of
     kept states changes; other steps are taken as they are, with the same numbers. Where a row of
     the batch loses digits, or a number is not finite, the weights and what is carried stay as they
-    are; but on dense states it is taken again with messages in float64 (see `Widths`). A graph that
-    cannot be made is the last one: `tell` hears why, and steps go on without.
+    are; that of an HMM is taken again with messages in float64 (see `Widths`). A graph that cannot
+    be made is the last one: `tell` hears why, and steps go on without.
     """
 
     def __init__(

@@ -25,14 +25,15 @@ class TrainSettings:
     `plateau_factor` when more than `plateau_patience` checks in a row have not lowered the best
     validation value by more than `plateau_threshold` (absolute); with "power" it is divided by the
     step's number to the power of `schedule_power`; with "constant" it stays. `accumulate` batches
-    make a step (0: those of a whole epoch). With `average` > 0 the weights that are evaluated and
-    kept are the exponential average of those of the steps, with that decay. With `average_after`
-    > 0 they are the mean of those of all steps since a check was worse than the best of the checks
-    more than so many before it (NT-ASGD: Merity et al. 2017). `checks` is the number
-    of validations per epoch; after `early_stop` of them without a new best, training ends (0:
-    never). With `precision` "bf16" the loss is computed under PyTorch's autocast to bfloat16, with
-    "tf32" factors (of neural baselines all products) are rounded, to 11 digits, which tensor cores
-    read; both from weights kept in float32; validation is always in float32.
+    make a step (0: those of a whole epoch). Of an HMM the embeddings of states may have a decay of
+    their own, `decay_states`, and what belongs to words too, `decay_words`. With `average` > 0 the
+    weights that are evaluated and kept are the exponential average of those of the steps, with
+    that decay. With `average_after` > 0 they are the mean of those of all steps since a check was
+    worse than the best of the checks more than so many before it (NT-ASGD: Merity et al. 2017).
+    `checks` is the number of validations per epoch; after `early_stop` of them without a new best,
+    training ends (0: never). With `precision` "bf16" the loss is computed under PyTorch's autocast
+    to bfloat16, with "tf32" factors (of neural baselines all products) are rounded, to 11 digits,
+    which tensor cores read; both from weights kept in float32; validation is always in float32.
     """
 
     epochs: int = 10
@@ -40,6 +41,8 @@ class TrainSettings:
     beta1: float = 0.9
     beta2: float = 0.999
     weight_decay: float = 0.04
+    decay_states: float | None = None
+    decay_words: float | None = None
     clip: float = 5.0
     accumulate: int = 1
     warmup_steps: int = 20
@@ -62,6 +65,10 @@ class TrainSettings:
         for name, value in least.items():
             if not getattr(self, name) >= value:
                 raise InputError(f"{name} is {getattr(self, name)} but must be at least {value}.")
+        for name in ("decay_states", "decay_words"):
+            decay = getattr(self, name)
+            if decay is not None and not decay >= 0:
+                raise InputError(f"{name} is {decay} but must be at least 0.")
         for name in ("learning_rate", "clip", "schedule_power"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} is {getattr(self, name)} but must be more than 0.")

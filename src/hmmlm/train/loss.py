@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from hmmlm.data.batches import Batch
+from hmmlm.errors import InputError
 from hmmlm.hmm import HMM
 from hmmlm.inference import counts
 from hmmlm.inference.gradients import with_gradient
@@ -32,23 +33,30 @@ class Dropout:
     """The share of states, of each block where there are blocks, that a step leaves out.
 
     With a `last` it goes from `rate` to that over the whole of training, in `LEVELS` equal
-    stretches.
+    stretches. A step keeps at most `most` states, whatever the rate, but one of each block; where
+    blocks differ in size, up to one more of each.
     """
 
     rate: float = 0.0
     last: float | None = None
+    most: int | None = None
 
     def __post_init__(self) -> None:
         for rate in (self.rate, self.last):
             if rate is not None:
                 check_rate(rate)
+        if self.most is not None and self.most < 1:
+            raise InputError(f"kept is {self.most:,} states but must be at least 1.")
 
-    def at(self, done: float) -> float:
-        """The rate when a share `done` of training is over."""
-        if self.last is None:
-            return self.rate
-        level = min(LEVELS - 1, int(done * LEVELS))
-        return self.rate + (self.last - self.rate) * level / (LEVELS - 1)
+    def at(self, done: float, states: int, blocks: int) -> float:
+        """The rate when a share `done` of training is over, of so many states in blocks."""
+        rate = self.rate
+        if self.last is not None:
+            level = min(LEVELS - 1, int(done * LEVELS))
+            rate += (self.last - rate) * level / (LEVELS - 1)
+        if self.most is None:
+            return rate
+        return max(rate, 1 - max(1, self.most // blocks) * blocks / states)
 
 
 class Differentiated(NamedTuple):
@@ -73,6 +81,8 @@ class HmmLoss:
     batches are states: where all of a batch are known the loss is -log p(batch, states) / tokens,
     over all states. All `ranks` keep the same states; `state` is that of all their rows.
     """
+
+    can_widen = True
 
     def __init__(
         self,
@@ -105,7 +115,7 @@ class HmmLoss:
         if self._is_known(batch):
             return self._joint(batch)
         device = next(self.model.parameters()).device
-        rate, belief = self.dropout.at(done), self._belief(batch)
+        rate, belief = self._rate(done), self._belief(batch)
         states = None
         if rate > 0 and self.support.is_partition:
             states = self.keeper(rate).draw(self.generator)
@@ -149,14 +159,9 @@ class HmmLoss:
             )
         return -found.sum() / batch.num_tokens
 
-    @property
-    def can_widen(self) -> bool:
-        """Whether `differentiate` knows messages in float64."""
-        return not self.support.is_dense
-
     def fit(self, batch: Batch, done: float) -> float | None:
         """The rate of dropout, if `differentiate` takes the batch; else None."""
-        level = self.dropout.at(done)
+        level = self._rate(done)
         if bool((batch.lengths < 1).any()) or self._is_known(batch):  # which are for the call
             return None
         if not self.carry:
@@ -242,6 +247,10 @@ class HmmLoss:
         """What was asked for, unless that may be kernels and they are not allowed."""
         may_be_kernels = self.implementation in ("auto", "kernel")
         return "scaled" if may_be_kernels and not are_allowed() else self.implementation
+
+    def _rate(self, done: float) -> float:
+        blocks = len(self.support.rows) if self.support.is_partition else 1
+        return self.dropout.at(done, self.support.num_states, blocks)
 
     def keeper(self, rate: float) -> Keeper | FreeKeeper:
         """What draws the kept states at a rate."""

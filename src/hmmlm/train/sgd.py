@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -78,10 +78,10 @@ class Sgd:
             self.shared = DistributedDataParallel(_Whole(model, loss), gradient_as_bucket_view=True)
         device = next(model.parameters()).device
         self.place, on_gpu = device.type, device.type == "cuda"
-        decay = settings.weight_decay
+        decay, groups = settings.weight_decay, decayed(model, settings)
         if optimiser == "adamw":
             self.optimiser = torch.optim.AdamW(
-                model.parameters(),
+                groups,
                 lr=torch.tensor(settings.learning_rate, device=device) if on_gpu else 1.0,
                 betas=(settings.beta1, settings.beta2),
                 weight_decay=decay,
@@ -89,7 +89,7 @@ class Sgd:
                 capturable=on_gpu,
             )
         else:
-            self.optimiser = torch.optim.SGD(model.parameters(), lr=1.0, weight_decay=decay)
+            self.optimiser = torch.optim.SGD(groups, lr=1.0, weight_decay=decay)
         self.is_plain = False  # because kernels have failed
         self.graphed, self.why_no_graph = None, why_no_graph(loss, model, settings, ranks.ranks)
         if optimiser != "adamw":
@@ -231,6 +231,18 @@ class Sgd:
                     kept[key] = tensor.to(like.device, tensor.dtype)
             if kept:
                 self.optimiser.state[parameter] = kept
+
+
+def decayed(model: nn.Module, settings: TrainSettings) -> list[dict[str, Any]]:
+    """The parameters in groups that decay alike: those of states, those of words, the others."""
+    own = {"embeddings": settings.decay_states, "words": settings.decay_words}
+    own |= dict.fromkeys(("word_bias", "emit_logits"), settings.decay_words)
+    groups: dict[float, list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        decay = own.get(name.partition(".")[0])
+        decay = settings.weight_decay if decay is None else decay
+        groups.setdefault(decay, []).append(parameter)
+    return [{"params": held, "weight_decay": decay} for decay, held in groups.items()]
 
 
 class _Whole(nn.Module):
