@@ -77,6 +77,12 @@ class Support:
         return torch.where(is_here.any(-1), is_here.int().argmax(-1), -1)
 
     @cached_property
+    def words_by_row(self) -> tuple[Int[Tensor, " N"], ...]:
+        """The words of each row, none of some."""
+        sizes = torch.bincount(self.row_of_word, minlength=len(self.rows)).tolist()
+        return self.row_of_word.sort(stable=True).indices.split(sizes)
+
+    @cached_property
     def word_keys(self) -> Int[Tensor, " V"]:
         """A number for each word that orders words by row first: V row + word."""
         words = torch.arange(self.vocab_size, device=self.rows.device)

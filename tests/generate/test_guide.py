@@ -8,14 +8,18 @@ from hmmlm import inference
 from hmmlm.data.spelling import Spelling
 from hmmlm.errors import InputError
 from hmmlm.generate import Guide, Lookahead, anything, contains, regex, tokens, words
+from hmmlm.generate.emissions import Words
 from hmmlm.generate.lookahead import Place, weigh_next
 from hmmlm.hmm import HMM
 from hmmlm.inference.streaming import next_state_log_probs
+from hmmlm.support import Support
+from models import make_hmm
 
 BUDGET = 9
 TOKENIZER, SMALL = make_model(torch.float64)
 SPELLING = Spelling.of(TOKENIZER)
 EOS = TOKENIZER.eos_id
+BLOCKED = make_hmm(Support.from_clusters(torch.arange(TOKENIZER.vocab_size) % 3, 4), "factored")
 
 
 def look_for(wanted, hmm: HMM = SMALL, **how) -> Lookahead:
@@ -36,9 +40,12 @@ def encode(text: str) -> list[int]:
     return TOKENIZER.encode(text)
 
 
-@pytest.mark.parametrize("strength", [1.0, 0.3])
-def test_factors_are_what_a_token_does_to_the_probability(strength):
-    looks = [look_for(contains("rain", "park") & words(2, 6)), look_for(~contains("the"))]
+@pytest.mark.parametrize("hmm", [SMALL, BLOCKED], ids=["dense", "blocks"])
+@pytest.mark.parametrize(("strength", "kept"), [(1.0, 4096), (0.3, 4096), (1.0, 0)])
+def test_factors_are_what_a_token_does_to_the_probability(strength, kept, hmm, monkeypatch):
+    monkeypatch.setattr("hmmlm.generate.guide.KEPT", kept)
+    wanted = contains("rain", "park") & words(2, 6), ~contains("the")
+    looks = [look_for(one, hmm) for one in wanted]
     guide = Guide(looks, strength=strength)
     prompts = [encode("the sun was"), encode(""), encode("a")]
     texts = [encode("the rain"), encode("a sun"), encode("")]
@@ -75,6 +82,21 @@ def test_texts_may_come_in_any_order_and_nothing_grows():
     torch.testing.assert_close(
         jumped, Guide([look]).log_factors([prompts[0]], [encode("was in the park")], [0])
     )
+
+
+def test_what_cannot_end_in_time_is_not_weighed(monkeypatch):
+    """Where only the keyword may come, no other word's goal is: it would be redone in log space."""
+    look, weighed = look_for(contains("rain"), BLOCKED), []
+    log_probs = Words.log_probs
+    monkeypatch.setattr(
+        Words, "log_probs", lambda self, rows: weighed.append(len(rows)) or log_probs(self, rows)
+    )
+    ahead = torch.randn(2, BLOCKED.num_states, dtype=torch.float64).log_softmax(1)
+    for left, rows in ((3, 2 + 2 * 2), (2, 2 + 2)):
+        found = weigh_next(ahead, [Place(look, 0, left)] * 2)
+        assert weighed.pop() == rows
+        assert bool(found.legal[0, TOKENIZER.id("sun")]) == (left == 3)
+        assert found.legal[0, TOKENIZER.id("rain")]
 
 
 def test_only_the_last_tokens_of_a_prompt_are_read():

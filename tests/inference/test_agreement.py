@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from hmmlm import inference
 from hmmlm.hmm import HMM
 from hmmlm.inference import chain as chain_module
 from hmmlm.inference import recursion, smoothing
+from hmmlm.inference.streaming import next_state_log_probs
 from hmmlm.ops import links
 from hmmlm.support import Support
 from hmmlm.transitions import Dense
@@ -152,13 +154,41 @@ def test_a_planted_gap_equals_the_reference(gap: float, blocks: bool) -> None:
     torch.testing.assert_close(result.log_evidence, truth.log_evidence, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("shared", [0, float("inf")])
 @pytest.mark.parametrize("blocks", [False, True])
-def test_next_words_far_below_the_smallest_float(blocks: bool) -> None:
+def test_next_words_far_below_the_smallest_float(blocks: bool, shared: float, monkeypatch) -> None:
+    monkeypatch.setattr("hmmlm.inference.streaming.SHARED", shared)
     hmm = gap_hmm(200.0, torch.float32, blocks)
-    tokens = torch.tensor([[0, 0]])
+    tokens = torch.tensor([[0, 0], [1, 0]])
     truth = inference.next_log_probs(gap_hmm(200.0, torch.float64, blocks), tokens)
-    result = inference.next_log_probs(hmm, tokens)
-    torch.testing.assert_close(result.double(), truth, rtol=1e-5, atol=1e-4)
+    state = inference.advance(inference.start(hmm, 2), tokens)
+    kept = replace(state, table=replace(state.table, keep=True))
+    for result in (inference.next_log_probs(one) for one in (state, kept)):
+        torch.testing.assert_close(result.double(), truth, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(("transitions", "scale"), [("dense", 60.0), ("factored", 12.0)])
+def test_next_states_far_below_the_smallest_float_by_a_kept_table(transitions, scale) -> None:
+    hmm = make_hmm("blocks", transitions, scale=scale, dtype=torch.float32)
+    state = inference.advance(inference.start(hmm, 2), torch.tensor([0, 1]))
+    kept = replace(state, table=replace(state.table, keep=True))
+    precise = inference.start(hmm.to(dtype=torch.float64), 2)
+    truth = next_state_log_probs(inference.advance(precise, torch.tensor([0, 1])))
+    assert truth.min() < -100
+    torch.testing.assert_close(next_state_log_probs(kept).double(), truth, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_row_that_begins_anew_is_not_redone_in_log_space(kept: bool, monkeypatch) -> None:
+    hmm = random_hmm(12, 9, blocks=3)
+    tokens = random_tokens(9, 6, 4)
+    tokens[2, -1] = 5
+    state = inference.advance(inference.start(hmm, 6, reset_id=5), tokens)
+    assert state.belief.fresh.any() and not state.belief.fresh.all()
+    state = replace(state, table=replace(state.table, keep=kept))
+    truth = inference.next_log_probs(state)
+    monkeypatch.setattr("hmmlm.ops.messages.reference.push", None)
+    torch.testing.assert_close(inference.next_log_probs(state), truth)
 
 
 def test_backward_that_underflows_is_redone() -> None:

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -185,12 +186,14 @@ def test_sample_paths(case: Case, implementation: str) -> None:
 
 
 @pytest.mark.parametrize("implementation", ["reference", "scaled"])
-def test_next_log_probs(case: Case, implementation: str) -> None:
-    result = case.call("next_log_probs", implementation)
+def test_next_log_probs(case: Case, implementation: str, monkeypatch) -> None:
     emit = full_emissions(case.hmm).exp()
-    for i, row in enumerate(case.rows):
-        truth = row.next_states(case.reset_id) @ emit.T
-        assert_probs_close(result[i], truth.log())
+    for shared in (0, float("inf")):  # a product for each row of the support, or for each word
+        monkeypatch.setattr("hmmlm.inference.streaming.SHARED", shared)
+        result = case.call("next_log_probs", implementation)
+        for i, row in enumerate(case.rows):
+            truth = row.next_states(case.reset_id) @ emit.T
+            assert_probs_close(result[i], truth.log())
 
 
 @pytest.mark.parametrize("implementation", ["reference", "scaled"])
@@ -203,7 +206,9 @@ def test_streaming_equals_enumeration(case: Case, implementation: str) -> None:
             state = inference.advance(state, token, implementation=implementation)
         assert float(state.log_evidence[0]) == pytest.approx(row.log_evidence, abs=1e-10)
         truth = row.next_states(case.reset_id) @ full_emissions(case.hmm).exp().T
-        assert_probs_close(inference.next_log_probs(state)[0], truth.log())
+        kept = replace(state, table=replace(state.table, keep=True))
+        for one in (state, kept):
+            assert_probs_close(inference.next_log_probs(one)[0], truth.log())
         check_belief(state.belief, 0, case.rows[i], case)
 
 

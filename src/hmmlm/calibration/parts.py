@@ -18,6 +18,7 @@ from hmmlm.data.shards import TokenArray
 from hmmlm.evaluate import BATCH_TOKENS, CHECKED_ROWS, HmmLM, evaluate
 from hmmlm.generate import Guide, Lookahead
 from hmmlm.generate.automata import Automaton
+from hmmlm.generate.guide import KEPT
 from hmmlm.hmm import HMM
 from hmmlm.support import Support
 from hmmlm.train.config import Config, make_batches, validation_mode
@@ -235,7 +236,9 @@ class GuidingPart(_Sizes):
         assert states is not None
         tables = 4 * BUDGET * 2**KEYWORDS * states
         rows = config.data.batch_size * (4 * states + 48 * self.vocab_size)
-        return estimate(config, self.vocab_size, blocks=self.blocks).file_bytes + tables + rows
+        moves = 8 * states**2 if states <= KEPT else 0
+        file = estimate(config, self.vocab_size, blocks=self.blocks).file_bytes
+        return file + tables + rows + moves
 
     def facts(self, small: Config, whole: Config, found: dict[str, float]) -> dict[str, float]:
         more = self.work(whole) / self.work(small)
@@ -252,14 +255,14 @@ class GuidingPart(_Sizes):
         seeded, taken = torch.Generator(self.device).manual_seed(0), []
         prompts = [self.text(SENTENCE).tolist()] * rows
         while not taken or (time.perf_counter() < ends and len(taken) < MOST):
-            guide, texts = Guide([look]), [[] for _ in range(rows)]
-            for number in range(TIMED_BUDGET - 1):
+            guide, texts, spent = Guide([look]), [[] for _ in range(rows)], []
+            for _ in range(look.budget - 1):
                 began = self.now()
                 factors = guide.log_factors(prompts, texts, [0] * rows)
-                if number:  # the first one reads the prompt
-                    taken.append(self.now() - began)
+                spent.append(self.now() - began)
                 chosen = factors.softmax(1).multinomial(1, generator=seeded)[:, 0].tolist()
                 texts = [_longer(text, word) for text, word in zip(texts, chosen, strict=True)]
+            taken.append(np.mean(spent[1:]))  # the first one reads the prompt
         facts = {
             "prepare_seconds": prepared,
             "budget": BUDGET,

@@ -22,6 +22,9 @@ from hmmlm.results import Belief
 START = -2
 """Stands between a prompt and a text."""
 
+KEPT = 4096
+"""A guide of at most so many states keeps p(z' | z) as a table: 64 MiB, and its logarithms."""
+
 
 class Guide:
     """log p(met | text, next token) - log p(met | text), for every token of the vocabulary.
@@ -55,6 +58,9 @@ class Guide:
         self.budget, self.eos_id, self.hmm = first.budget, first.eos_id, first.hmm
         self._can_come = first.words.can_come.tolist()
         self._start = start(self.hmm, reset_id=self.eos_id)
+        if self.hmm.num_states <= KEPT:
+            table = replace(self._start.table, keep=True)
+            self._start = replace(self._start, table=table)
         self._known: dict[tuple[int, ...], int] = {}
         self._state: State | None = None
         self._ahead = self._start.hmm.log_init[None]

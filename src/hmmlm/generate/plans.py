@@ -93,22 +93,25 @@ def put_together(texts: Sequence[tuple[Plans, int, int]], device: torch.device) 
     goals = states = many = columns = 0
     for row, (plans, state, left) in enumerate(texts):
         plan, automaton = plans.of(state), plans.automaton
+        # What cannot end in time any more is not weighed.
+        near = automaton.distance[plan.goals[: plan.many]] <= left
+        place = np.concatenate([[0], np.where(near, many + near.cumsum(), 0)])
         counts.append(len(plan.goals))
         pieces.append(
             (
                 plan.goals,
                 np.full(len(plan.goals), row),
                 states + plan.goals,
-                goals + np.arange(plan.many),
+                goals + np.flatnonzero(near),
                 goals + plan.places,
                 plan.words,
-                np.where(plan.which, many + plan.which, 0),
+                place[plan.which],
                 plan.far <= left,
                 [columns],
                 [automaton.accepting[state]],
             )
         )
-        goals, many = goals + len(plan.goals), many + plan.many
+        goals, many = goals + len(plan.goals), many + int(near.sum())
         states, columns = states + automaton.num_states, columns + automaton.num_columns
     parts = [np.concatenate(part) for part in zip(*pieces, strict=True)]
     sent = torch.from_numpy(np.concatenate(parts)).to(device)

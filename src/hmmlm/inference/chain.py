@@ -284,7 +284,8 @@ def predict(link: Link, log_message: Float[Tensor, "B K"]) -> Float[Tensor, "B L
         return reference.push(link, log_message)[0]
     probs, _ = scaled.push(link, log_message.exp())
     log_probs = probs.log()
-    low = (probs < scaled.lowest(probs.dtype)).any(1)
+    # A row that begins anew comes without a message, and has nothing to lose.
+    low = (probs < scaled.lowest(probs.dtype)).any(1) & log_message.isfinite().any(1)
     if low.any():
         sources = None if link.sources is None else link.sources[low]
         destinations = None if link.destinations is None else link.destinations[low]

@@ -215,7 +215,7 @@ def word_information(hmm: HMM, first: int, second: int) -> float:
     table, states, distance = _positions(hmm, first, second)
     words = torch.arange(hmm.vocab_size, device=hmm.device)
     later = _onward(table, states[None], distance)
-    ahead, behind = (emission_probs(hmm, probs, words)[0] for probs in (states[None], later))
+    ahead, behind = (emission_probs(hmm, probs)[0] for probs in (states[None], later))
     width = 1 if hmm.support.is_dense else hmm.support.width
     total = torch.zeros((), dtype=torch.float64, device=hmm.device)
     for part in words.split(max(1, TILE // max(hmm.num_states, hmm.vocab_size))):

@@ -23,6 +23,10 @@ from hmmlm.results import Belief
 from hmmlm.storage import new_file
 from hmmlm.transitions import Factored
 
+SHARED = 1500
+"""Cells for each row of a support, times texts, above which a product for each row is faster on a
+CPU than one over copies."""
+
 
 @dataclass(frozen=True)
 class State:
@@ -175,19 +179,42 @@ def next_state_log_probs(state: State) -> Float[Tensor, "B Z"]:
         return initial
     sources = hmm.local_sources(belief.checked().states)
     message = torch.where(belief.fresh[:, None], -torch.inf, belief.log_probs)
-    if len(sources) == 1 and isinstance(hmm.transitions, Factored):
+    table = entry_table(hmm, state.table)
+    if sources.shape[1] < hmm.num_states and table.is_resident:
+        following = _through_table(hmm, table, sources, message)
+    elif len(sources) == 1 and isinstance(hmm.transitions, Factored):
         following = _from_one(hmm.transitions, sources[0], message[0])[None]
     elif sources.numel() < hmm.num_states:
-        everything = torch.arange(hmm.num_states, device=hmm.device)
-        following = message.new_empty(len(sources), hmm.num_states)
-        for part in everything.split(max(1, TILE // sources.numel())):
-            names = part.expand(len(sources), -1)
-            start, stop = int(part[0]), int(part[-1]) + 1
-            tile = hmm.transitions.stretch(sources, start, stop)
-            following[:, start:stop] = reference.push(Tiles(tile, sources, names), message)[0]
+        following = _from_some(hmm, sources, message)
     else:
-        following = predict(Wide(entry_table(hmm, state.table), sources), message)
+        following = predict(Wide(table, sources), message)
     return torch.where(belief.fresh[:, None], initial, following)
+
+
+def _through_table(
+    hmm: HMM, table: Table, sources: Int[Tensor, "B K"], message: Float[Tensor, "B K"]
+) -> Float[Tensor, "B Z"]:
+    """log sum_k p(z_k) p(z' | z_k) for every z' by a table that is kept, as one product."""
+    probs, _ = scaled.push(Wide(table, sources), message.exp())
+    low = (probs < scaled.lowest(probs.dtype)).any(1) & message.isfinite().any(1)
+    following = probs.log_()
+    if low.any():
+        following[low] = _from_some(hmm, sources[low], message[low])
+    return following
+
+
+def _from_some(
+    hmm: HMM, sources: Int[Tensor, "B K"], message: Float[Tensor, "B K"]
+) -> Float[Tensor, "B Z"]:
+    """log sum_k p(z_k) p(z' | z_k) for every z' in log space, some of them at a time."""
+    everything = torch.arange(hmm.num_states, device=hmm.device)
+    following = message.new_empty(len(sources), hmm.num_states)
+    for part in everything.split(max(1, TILE // sources.numel())):
+        names = part.expand(len(sources), -1)
+        start, stop = int(part[0]), int(part[-1]) + 1
+        tile = hmm.transitions.stretch(sources, start, stop)
+        following[:, start:stop] = reference.push(Tiles(tile, sources, names), message)[0]
+    return following
 
 
 def _from_one(
@@ -204,29 +231,41 @@ def _from_one(
 @full_products()
 def emission_log_probs(hmm: HMM, log_states: Float[Tensor, "B Z"]) -> Float[Tensor, "B V"]:
     """log sum_z p(z) p(w | z) for every word w."""
-    probs = log_states.exp()
-    out = probs.new_empty(len(probs), hmm.vocab_size)
-    words = torch.arange(hmm.vocab_size, device=hmm.device)
-    for part in words.split(max(1, TILE // (len(probs) * hmm.support.width))):
-        total = emission_probs(hmm, probs, part)
-        out[:, part] = total.log()
-        row, column = (total < scaled.lowest(total.dtype)).nonzero(as_tuple=True)
-        for some in torch.arange(len(row), device=row.device).split(
-            max(1, TILE // hmm.support.width)
-        ):
-            word = part[column[some]]
-            states = hmm.support.states_of(word)
-            joint = log_states[row[some, None], states.clamp(min=0)] + hmm.log_emit[word]
-            out[row[some], word] = torch.logsumexp(joint, 1)
+    total = emission_probs(hmm, log_states.exp())
+    poor = (total < scaled.lowest(total.dtype)) & log_states.isfinite().any(1, keepdim=True)
+    out = total.log_()
+    rows, words = poor.nonzero(as_tuple=True)
+    for some in torch.arange(len(rows), device=rows.device).split(
+        max(1, TILE // hmm.support.width)
+    ):
+        row, word = rows[some], words[some]
+        states = hmm.support.states_of(word)
+        joint = log_states[row[:, None], states.clamp(min=0)] + hmm.log_emit[word]
+        out[row, word] = torch.logsumexp(joint, 1)
     return out
 
 
 def emission_probs(
-    hmm: HMM, probs: Float[Tensor, "B Z"], words: Int[Tensor, " N"]
+    hmm: HMM, probs: Float[Tensor, "B Z"], words: Int[Tensor, " N"] | None = None
 ) -> Float[Tensor, "B N"]:
-    """sum_z p(z) p(w | z) for some words w."""
-    emission = hmm.log_emit[words].exp()  # (N, K)
-    if hmm.support.is_dense:
-        return probs @ emission.T
-    states = hmm.support.states_of(words)
-    return torch.einsum("bnk,nk->bn", probs[:, states.clamp(min=0)], emission)
+    """sum_z p(z) p(w | z) for some words w, or for all of them. O(B N K)."""
+    support = hmm.support
+    if words is not None:
+        emission = hmm.log_emit[words].exp()  # (N, K)
+        if support.is_dense:
+            return probs @ emission.T
+        states = support.states_of(words).clamp(min=0)
+        return torch.einsum("bnk,nk->bn", probs[:, states], emission)
+    out = probs.new_empty(len(probs), support.vocab_size)
+    cells = support.vocab_size * support.width
+    if probs.device.type == "cpu" and len(probs) * cells > SHARED * len(support.rows):
+        # Words of one row are one product: their states are not copied for each of them.
+        for states, some in zip(support.rows, support.words_by_row, strict=True):
+            these = probs[:, states.clamp(min=0)]
+            for part in some.split(max(1, TILE // support.width)):
+                out[:, part] = these @ hmm.log_emit[part].exp_().T
+        return out
+    step = max(1, TILE // max(1, len(probs) * support.width))
+    for part in torch.arange(support.vocab_size, device=hmm.device).split(step):
+        out[:, part] = emission_probs(hmm, probs, part)
+    return out

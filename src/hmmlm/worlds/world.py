@@ -225,7 +225,7 @@ class World:
         vocab = torch.arange(hmm.vocab_size)
         if depth < 1:
             raise InputError(f"depth is {depth:,} but must be at least 1.")
-        sums = emission_probs(hmm, torch.ones(1, hmm.num_states, dtype=torch.float64), vocab)[0]
+        sums = emission_probs(hmm, torch.ones(1, hmm.num_states, dtype=torch.float64))[0]
         words = vocab[(sums > 0) & (vocab != eos)]
         if len(words) ** (depth - 1) > ENUMERATED:
             raise InputError(
@@ -233,8 +233,8 @@ class World:
                 f"such beginnings, more than {ENUMERATED:,}; give a smaller depth."
             )
         moves = hmm.transitions.rows(0, hmm.num_states).exp()
-        of_state = _entropy(emission_probs(hmm, moves, vocab))
-        exact = float(_entropy(emission_probs(hmm, hmm.log_init.exp()[None], vocab)))
+        of_state = _entropy(emission_probs(hmm, moves))
+        exact = float(_entropy(emission_probs(hmm, hmm.log_init.exp()[None])))
         lower = upper = reached = 0.0
         for length in range(1, depth):
             exact += _enumerated(hmm, words, length)
@@ -245,7 +245,7 @@ class World:
             reached += mass
             if step > depth:
                 lower += float(here @ of_state)
-                marginal = emission_probs(hmm, (after / mass)[None], vocab)
+                marginal = emission_probs(hmm, (after / mass)[None])
                 upper += mass * float(_entropy(marginal))
             here = after.index_fill(0, self.ends, 0.0)
         return EntropyBounds((exact + lower) / reached, (exact + upper) / reached)
