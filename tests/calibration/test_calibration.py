@@ -16,6 +16,8 @@ from hmmlm.calibration.ladder import rungs
 from hmmlm.calibration.memory import forget_peak, peak_bytes, resident_bytes
 from hmmlm.calibration.parts import Unit, keywords
 from hmmlm.errors import InputError
+from hmmlm.evaluate import BATCH_TOKENS
+from hmmlm.generate import Guide
 from hmmlm.train.config import make_config
 from hmmlm.train.estimate import estimate
 
@@ -90,6 +92,30 @@ class Steps:
 
     def __iter__(self):
         return iter([None])
+
+
+def test_a_longer_text_is_scored_if_there_is_time():
+    made = PARTS["scoring"](30, 4, torch.device("cpu"), 1000)
+    short, long = (made.run(make_config(TABLES), seconds) for seconds in (0.0, LONG))
+    assert (short.tokens, short.facts["batches"]) == (BATCH_TOKENS, 1)
+    assert (long.tokens, long.facts["batches"]) == (4 * BATCH_TOKENS, 3 * 4)
+
+
+def test_whole_texts_are_guided(monkeypatch):
+    """All tokens of a text count, but for the first, which reads the prompt; texts are equals."""
+    made = PARTS["guiding"](30, 4, torch.device("cpu"), 1000)
+    clock, calls = [0.0], []
+
+    class Slower(Guide):
+        def log_factors(self, prompts, texts, which):
+            calls.append(len(texts[0]))
+            clock[0] += 100.0 if not any(texts) else 1.0 if len(calls) < 60 else 2.0
+            return super().log_factors(prompts, texts, which)
+
+    monkeypatch.setattr(parts, "Guide", Slower)
+    monkeypatch.setattr(made, "now", lambda: clock[0])
+    unit = made.run(make_config(TABLES), LONG)
+    assert len(calls) == 3 * 31 and unit.seconds == pytest.approx((27 + 3 * 2) / 30)
 
 
 def test_tables_of_guiding_take_longer_with_more_states():

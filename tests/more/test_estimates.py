@@ -25,19 +25,22 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
 sys.exit(done.returncode)
 """
 SCORE = """
-import json, time
+import json, statistics, time
 from hmmlm import Model
 from hmmlm.data.shards import Corpus
 from hmmlm.evaluate import HmmLM, evaluate
 model, text = Model.load("m", device="cpu"), Corpus.open("corpus").split("train")
 lm, how = HmmLM(model.hmm), {"mode": "sentence", "eos_id": model.tokenizer.eos_id}
 evaluate(lm, text[:5000], **how)  # loads and compiles what it needs
-began = time.perf_counter()
-tokens = evaluate(lm, text, **how).tokens
-print(json.dumps({"tokens_per_second": tokens / (time.perf_counter() - began)}))
+speeds = []
+for _ in range(5):
+    began = time.perf_counter()
+    tokens = evaluate(lm, text, **how).tokens
+    speeds.append(tokens / (time.perf_counter() - began))
+print(json.dumps({"tokens_per_second": statistics.median(speeds)}))
 """
 GUIDE = """
-import json, time
+import json, statistics, time
 import torch
 from hmmlm import Model
 from hmmlm.generate import Guide, contains
@@ -45,16 +48,19 @@ model, rows, seeded = Model.load("m", device="cpu"), 16, torch.Generator().manua
 wanted = contains("w1")
 for number in range(2, 6):
     wanted &= contains(f"w{number}")
-guide, prompt = Guide([model.look_ahead(wanted, length=32)]), model.tokenizer.encode("w7 w8 w9")
-texts, seconds, steps = [[] for _ in range(rows)], 0, 0
-while steps < 31 and not all(model.tokenizer.eos_id in text for text in texts):
-    began = time.perf_counter()
-    factors = guide.log_factors([prompt] * rows, texts, [0] * rows)
-    seconds, steps = seconds + bool(steps) * (time.perf_counter() - began), steps + 1
-    for text, word in zip(texts, factors.softmax(1).multinomial(1, generator=seeded)[:, 0]):
-        if model.tokenizer.eos_id not in text:
-            text.append(int(word))
-print(json.dumps({"tokens_per_second": rows * (steps - 1) / seconds, "steps": steps}))
+look, prompt = model.look_ahead(wanted, length=32), model.tokenizer.encode("w7 w8 w9")
+speeds = []
+for _ in range(10):
+    guide, texts, seconds, steps = Guide([look]), [[] for _ in range(rows)], 0, 0
+    while steps < 31 and not all(model.tokenizer.eos_id in text for text in texts):
+        began = time.perf_counter()
+        factors = guide.log_factors([prompt] * rows, texts, [0] * rows)
+        seconds, steps = seconds + bool(steps) * (time.perf_counter() - began), steps + 1
+        for text, word in zip(texts, factors.softmax(1).multinomial(1, generator=seeded)[:, 0]):
+            if model.tokenizer.eos_id not in text:
+                text.append(int(word))
+    speeds.append(rows * (steps - 1) / seconds)
+print(json.dumps({"tokens_per_second": statistics.median(speeds), "steps": steps}))
 """
 WITHIN, LOOKS = 0.25, 3
 
@@ -82,7 +88,7 @@ def python(place: Path, *words: object) -> tuple[dict, int]:
 
 @pytest.mark.parametrize("states, blocks, words", [(512, 0, 2000), (1024, 16, 2000)])
 def test_speed_and_memory_are_as_estimated_within_a_quarter(states, blocks, words, tmp_path):
-    """Neighbours slow down even CPU time, by caches that are shared: some may look again."""
+    """Neighbours slow down even CPU time, by caches that are shared: it may look again."""
     write_text(tmp_path, words)
     hmmlm(tmp_path, "prepare", "train.txt", "--valid=valid.txt", "--out=corpus")
     shape = [f"--states={states}", "--length=64", "--device=cpu"]

@@ -33,6 +33,9 @@ PHRASES, WORDS = 500, 3
 TEXT, DRAWN = 1 << 19, 24
 """Tokens of the text that training is timed with, about, and the bytes of one while it is drawn."""
 
+SCORED = 4
+"""Batches of the text that is scored."""
+
 KEYWORDS, BUDGET, TIMED_BUDGET = 5, 32, 10
 """The constraint that guiding is timed with; its tables are made for fewer tokens."""
 
@@ -101,9 +104,9 @@ class _Sizes:
         with torch.no_grad():
             return self.model(config, self.support(config))()
 
-    def score(self, config: Config, lm: HmmLM) -> int:
-        """Evaluates a batch; how many tokens that are."""
-        text = self.text(BATCH_TOKENS)
+    def score(self, config: Config, lm: HmmLM, batches: int = 1) -> int:
+        """Evaluates a text of some batches; how many tokens that are."""
+        text = self.text(batches * BATCH_TOKENS)
         mode = validation_mode(config.data)
         return evaluate(lm, text, mode=mode, eos_id=EOS, device=self.device).tokens
 
@@ -202,7 +205,10 @@ class _Some:
 
 
 class ScoringPart(_Sizes):
-    """A batch of `hmmlm evaluate`."""
+    """A text of `hmmlm evaluate`, or a batch of it where there is time for no more.
+
+    Of a longer text the sentences of a batch are more alike in length.
+    """
 
     def work(self, config: Config) -> float:
         cost = estimate(_kept(config), self.vocab_size, blocks=self.blocks)
@@ -216,12 +222,14 @@ class ScoringPart(_Sizes):
         forget_peak(self.device)
         began = self.now()
         lm.row_error(CHECKED_ROWS, 0)
-        checked, taken, tokens = self.now() - began, [], 0
+        checked, taken, tokens, batches = self.now() - began, [], 0, 1
         while not taken or (time.perf_counter() < ends and len(taken) < MOST):
             began = self.now()
-            tokens = self.score(config, lm)
+            tokens = self.score(config, lm, batches)
             taken.append(max(1e-9, self.now() - began - checked))
-        return Unit(float(np.median(taken)), tokens, {"batches": len(taken)})
+            if batches == 1 and SCORED * taken[0] < ends - time.perf_counter():
+                batches, taken = SCORED, []
+        return Unit(float(np.median(taken)), tokens, {"batches": batches * len(taken)})
 
 
 class GuidingPart(_Sizes):
