@@ -23,9 +23,9 @@ from hmmlm.results import Belief
 from hmmlm.storage import new_file
 from hmmlm.transitions import Factored
 
-SHARED = 1500
-"""Cells for each row of a support, times texts, above which a product for each row is faster on a
-CPU than one over copies."""
+SHARED = 50_000
+"""Cells for each block, times texts, above which a product for each block is faster on a CPU than
+one for each word."""
 
 
 @dataclass(frozen=True)
@@ -257,15 +257,20 @@ def emission_probs(
         states = support.states_of(words).clamp(min=0)
         return torch.einsum("bnk,nk->bn", probs[:, states], emission)
     out = probs.new_empty(len(probs), support.vocab_size)
-    cells = support.vocab_size * support.width
-    if probs.device.type == "cpu" and len(probs) * cells > SHARED * len(support.rows):
+    is_blocks = probs.device.type == "cpu" and support.is_partition
+    if is_blocks and len(probs) * hmm.log_emit.numel() > SHARED * len(support.rows):
         # Words of one row are one product: their states are not copied for each of them.
         for states, some in zip(support.rows, support.words_by_row, strict=True):
             these = probs[:, states.clamp(min=0)]
             for part in some.split(max(1, TILE // support.width)):
                 out[:, part] = these @ hmm.log_emit[part].exp_().T
         return out
+    rows = probs[:, support.rows.clamp(min=0)] if is_blocks else None  # (B, R, K)
     step = max(1, TILE // max(1, len(probs) * support.width))
     for part in torch.arange(support.vocab_size, device=hmm.device).split(step):
-        out[:, part] = emission_probs(hmm, probs, part)
+        if rows is None:
+            out[:, part] = emission_probs(hmm, probs, part)
+        else:
+            these = rows[:, support.row_of_word[part]]
+            out[:, part] = torch.linalg.vecdot(these, hmm.log_emit[part].exp())
     return out
