@@ -118,6 +118,46 @@ def test_whole_texts_are_guided(monkeypatch):
     assert len(calls) == 3 * 31 and unit.seconds == pytest.approx((27 + 3 * 2) / 30)
 
 
+def test_small_models_guide_as_the_whole_one_would(monkeypatch):
+    """Without a table, if the whole one has too many states for it."""
+    kept = []
+
+    class Told(Guide):
+        def __init__(self, looks, **how):
+            kept.append((looks[0].hmm.num_states, how["keep_table"]))
+            super().__init__(looks, **how)
+
+    monkeypatch.setattr(parts, "Guide", Told)
+    for limit in (32, 31):
+        monkeypatch.setattr(parts, "TABLE_STATES", limit)
+        kept.clear()
+        measure(task("guiding", seconds=0.0))
+        assert len(kept) > 1 and {keep for _, keep in kept} == {limit == 32}
+
+
+@pytest.mark.parametrize(
+    ("blocks", "limits", "has_table"),
+    [
+        (4, {"TABLE_STATES": 31, "MOVES_STATES": 31}, False),
+        (4, {"TABLE_STATES": 32, "MOVES_STATES": 31}, True),  # the guide keeps it
+        (4, {"TABLE_STATES": 31, "MOVES_STATES": 32}, True),  # has it while it looks ahead
+        (0, {"TABLE_STATES": 31, "MOVES_STATES": 31}, True),  # all states for each word
+        (0, {"TABLE_STATES": 31, "MOVES_STATES": 31, "RESIDENT": 1000}, False),
+    ],
+)
+def test_bytes_of_guiding_have_the_table_of_transitions(blocks, limits, has_table, monkeypatch):
+    tables = {**TABLES, "model": {**TABLES["model"], "blocks": blocks}}
+    made = PARTS["guiding"](30, None, torch.device("cpu"), 1000, 32)
+    for name in ("TABLE_STATES", "MOVES_STATES"):
+        monkeypatch.setattr(parts, name, 0)
+    monkeypatch.setattr(parts, "RESIDENT", 0)
+    without = made.bytes(make_config(tables))
+    monkeypatch.setattr(parts, "RESIDENT", 1 << 28)
+    for name, limit in limits.items():
+        monkeypatch.setattr(parts, name, limit)
+    assert made.bytes(make_config(tables)) - without == (8 * 32**2 if has_table else 0)
+
+
 def test_tables_of_guiding_take_longer_with_more_states():
     small, whole = list(rungs(make_config(TABLES), None))[-2:]
     made = PARTS["guiding"](30, None, torch.device("cpu"), 1000)
@@ -186,6 +226,20 @@ def test_what_is_not_run_follows_from_operations_and_sizes(monkeypatch):
     assert found.tokens_per_second == pytest.approx(100 / (3 + 32**2))
     assert found.bytes == 200 + 2 * 800 and found.facts == {"more": 2}
     assert not found.fits and found.free_bytes == 16
+
+
+def test_what_a_larger_model_does_not_have_is_no_share_of_all(monkeypatch):
+    """A table that only small models keep: the whole one has 400 bytes less of the 800."""
+
+    class Kept(Made):
+        def bytes(self, config):
+            return 500 if config.model.states <= 16 else 100
+
+    monkeypatch.setitem(PARTS, "kept", Kept)
+    monkeypatch.setattr(ladder, "peak_bytes", lambda device: 1000)
+    monkeypatch.setattr(ladder, "resident_bytes", lambda device: 200)
+    found = measure(task("kept", seconds=1e-9))
+    assert found.is_extrapolated and found.bytes == 1000 - 400
 
 
 def test_what_follows_from_one_size(monkeypatch):

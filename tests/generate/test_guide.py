@@ -41,12 +41,12 @@ def encode(text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("hmm", [SMALL, BLOCKED], ids=["dense", "blocks"])
-@pytest.mark.parametrize(("strength", "kept"), [(1.0, 4096), (0.3, 4096), (1.0, 0)])
-def test_factors_are_what_a_token_does_to_the_probability(strength, kept, hmm, monkeypatch):
-    monkeypatch.setattr("hmmlm.generate.guide.KEPT", kept)
+@pytest.mark.parametrize(("strength", "kept"), [(1.0, None), (0.3, True), (1.0, False)])
+def test_factors_are_what_a_token_does_to_the_probability(strength, kept, hmm):
     wanted = contains("rain", "park") & words(2, 6), ~contains("the")
     looks = [look_for(one, hmm) for one in wanted]
-    guide = Guide(looks, strength=strength)
+    guide = Guide(looks, strength=strength, keep_table=kept)
+    assert hmm is SMALL or guide._start.table.is_resident == (kept is not False)
     prompts = [encode("the sun was"), encode(""), encode("a")]
     texts = [encode("the rain"), encode("a sun"), encode("")]
     which = [0, 1, 0]

@@ -170,12 +170,13 @@ def test_next_words_far_below_the_smallest_float(blocks: bool, shared: float, mo
 @pytest.mark.parametrize(("transitions", "scale"), [("dense", 60.0), ("factored", 12.0)])
 def test_next_states_far_below_the_smallest_float_by_a_kept_table(transitions, scale) -> None:
     hmm = make_hmm("blocks", transitions, scale=scale, dtype=torch.float32)
-    state = inference.advance(inference.start(hmm, 2), torch.tensor([0, 1]))
-    kept = replace(state, table=replace(state.table, keep=True))
-    precise = inference.start(hmm.to(dtype=torch.float64), 2)
-    truth = next_state_log_probs(inference.advance(precise, torch.tensor([0, 1])))
-    assert truth.min() < -100
-    torch.testing.assert_close(next_state_log_probs(kept).double(), truth, rtol=1e-4, atol=1e-4)
+    for tokens in (torch.tensor([0, 1]), torch.tensor([1])):  # all of the table, or some rows
+        state = inference.advance(inference.start(hmm, len(tokens)), tokens)
+        kept = replace(state, table=replace(state.table, keep=True))
+        precise = inference.start(hmm.to(dtype=torch.float64), len(tokens))
+        truth = next_state_log_probs(inference.advance(precise, tokens))
+        assert truth.min() < -100
+        torch.testing.assert_close(next_state_log_probs(kept).double(), truth, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kept", [False, True])

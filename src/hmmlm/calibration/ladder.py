@@ -72,10 +72,12 @@ def measure(task: Task) -> Measured:
     """Runs the part on models of more and more states, each about four times the work.
 
     Two sizes run whatever the time. Seconds that are extrapolated are linear in the operations,
-    bytes above the libraries in proportion to what the part is known to hold.
+    bytes above the libraries in proportion to what the part is known to hold, and no fewer than
+    that adds.
     """
     config, device = make_config(task.tables), torch.device(task.device)
-    part = PARTS[task.part](task.vocab_size, task.blocks, device, task.tokens)
+    states = _states(config)
+    part = PARTS[task.part](task.vocab_size, task.blocks, device, task.tokens, states)
     free, base, ends = free_memory(device), 0, 0.0
     done, why = [], ""
     for one in rungs(config, task.blocks):
@@ -106,7 +108,8 @@ def measure(task: Task) -> Measured:
     seconds, held, facts = last.unit.seconds, last.bytes, last.unit.facts
     if why:
         seconds = _expected(part, done, config, [rung.unit.seconds for rung in done])
-        held = base + round((held - base) * part.bytes(config) / part.bytes(last.config))
+        known, whole = part.bytes(last.config), part.bytes(config)
+        held = max(base + round((held - base) * whole / known), held + whole - known)
         facts = part.facts(last.config, config, facts)
     return Measured(
         part=task.part,

@@ -18,8 +18,10 @@ from hmmlm.data.shards import TokenArray
 from hmmlm.evaluate import BATCH_TOKENS, CHECKED_ROWS, HmmLM, evaluate
 from hmmlm.generate import Guide, Lookahead
 from hmmlm.generate.automata import Automaton
-from hmmlm.generate.guide import KEPT
+from hmmlm.generate.guide import TABLE_STATES
+from hmmlm.generate.lookahead import MOVES_STATES
 from hmmlm.hmm import HMM
+from hmmlm.ops.links import RESIDENT
 from hmmlm.support import Support
 from hmmlm.train.config import Config, make_batches, validation_mode
 from hmmlm.train.estimate import SENTENCE, estimate, scoring_memory
@@ -76,10 +78,15 @@ class _Sizes:
     """What parts share: sizes that do not change from one model to the next."""
 
     def __init__(
-        self, vocab_size: int, blocks: int | None, device: torch.device, tokens: int
+        self,
+        vocab_size: int,
+        blocks: int | None,
+        device: torch.device,
+        tokens: int,
+        states: int = 0,
     ) -> None:
         self.vocab_size, self.blocks = vocab_size, blocks
-        self.device, self.tokens = device, tokens
+        self.device, self.tokens, self.states = device, tokens, states
 
     def facts(self, small: Config, whole: Config, found: dict[str, float]) -> dict[str, float]:
         return found
@@ -244,9 +251,17 @@ class GuidingPart(_Sizes):
         assert states is not None
         tables = 4 * BUDGET * 2**KEYWORDS * states
         rows = config.data.batch_size * (4 * states + 48 * self.vocab_size)
-        moves = 8 * states**2 if states <= KEPT else 0
         file = estimate(config, self.vocab_size, blocks=self.blocks).file_bytes
-        return file + tables + rows + moves
+        # Looking ahead has p(z' | z) as a table while it is made, the guide may keep it.
+        model = config.model
+        is_dense = not (model.states_per_word or model.blocks or self.blocks)
+        stays = self.keep_table or (is_dense and states**2 <= RESIDENT)
+        return file + tables + rows + 8 * states**2 * (stays or states <= MOVES_STATES)
+
+    @property
+    def keep_table(self) -> bool:
+        """As the whole model has it, for smaller ones too: else their times would not tell."""
+        return self.states <= TABLE_STATES
 
     def facts(self, small: Config, whole: Config, found: dict[str, float]) -> dict[str, float]:
         more = self.work(whole) / self.work(small)
@@ -263,7 +278,8 @@ class GuidingPart(_Sizes):
         seeded, taken = torch.Generator(self.device).manual_seed(0), []
         prompts = [self.text(SENTENCE).tolist()] * rows
         while not taken or (time.perf_counter() < ends and len(taken) < MOST):
-            guide, texts, spent = Guide([look]), [[] for _ in range(rows)], []
+            guide = Guide([look], keep_table=self.keep_table)
+            texts, spent = [[] for _ in range(rows)], []
             for _ in range(look.budget - 1):
                 began = self.now()
                 factors = guide.log_factors(prompts, texts, [0] * rows)

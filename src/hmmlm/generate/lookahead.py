@@ -20,7 +20,8 @@ from hmmlm.ops.messages import scaled
 from hmmlm.products import full_products
 
 MOST_BYTES = 8 << 30
-KEPT = 8192
+MOVES_STATES = 8192
+"""Up to so many states p(z' | z) is kept while tables are made."""
 
 
 class Place(NamedTuple):
@@ -209,7 +210,7 @@ class Lookahead:
     def _moves(self) -> Float[Tensor, "Z Z"] | None:
         """p(z' | z), of few enough states to keep it while tables are made."""
         states = self.hmm.num_states
-        return self.hmm.transitions.rows(0, states).exp() if states <= KEPT else None
+        return self.hmm.transitions.rows(0, states).exp() if states <= MOVES_STATES else None
 
     @cached_property
     def _next(self) -> Int[Tensor, "S C"]:

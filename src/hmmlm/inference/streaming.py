@@ -180,9 +180,9 @@ def next_state_log_probs(state: State) -> Float[Tensor, "B Z"]:
     sources = hmm.local_sources(belief.checked().states)
     message = torch.where(belief.fresh[:, None], -torch.inf, belief.log_probs)
     table = entry_table(hmm, state.table)
-    if sources.shape[1] < hmm.num_states and table.is_resident:
-        following = _through_table(hmm, table, sources, message)
-    elif len(sources) == 1 and isinstance(hmm.transitions, Factored):
+    if table.is_resident and sources.shape[1] < hmm.num_states:
+        following = _through_table(table, sources, message)
+    elif len(sources) == 1 and isinstance(hmm.transitions, Factored) and not table.is_resident:
         following = _from_one(hmm.transitions, sources[0], message[0])[None]
     elif sources.numel() < hmm.num_states:
         following = _from_some(hmm, sources, message)
@@ -192,14 +192,27 @@ def next_state_log_probs(state: State) -> Float[Tensor, "B Z"]:
 
 
 def _through_table(
-    hmm: HMM, table: Table, sources: Int[Tensor, "B K"], message: Float[Tensor, "B K"]
+    table: Table, sources: Int[Tensor, "B K"], message: Float[Tensor, "B K"]
 ) -> Float[Tensor, "B Z"]:
-    """log sum_k p(z_k) p(z' | z_k) for every z' by a table that is kept, as one product."""
-    probs, _ = scaled.push(Wide(table, sources), message.exp())
-    low = (probs < scaled.lowest(probs.dtype)).any(1) & message.isfinite().any(1)
+    """log sum_k p(z_k) p(z' | z_k) for every z' by a table that is kept.
+
+    Its rows are read where they are few, all of it for many texts. What would lose digits is
+    redone in log space, cell by cell.
+    """
+    weights, names = message.exp(), sources.clamp(min=0)  # padding has no weight
+    if sources.numel() < table.num_states:
+        step = max(1, TILE // (sources.shape[1] * table.num_states))
+        pairs = zip(weights.split(step), names.split(step), strict=True)
+        probs = torch.cat([(some[:, None] @ table.probs[of])[:, 0] for some, of in pairs])
+    else:
+        probs, _ = scaled.push(Wide(table, sources), weights)
+    low = (probs < scaled.lowest(probs.dtype)) & message.isfinite().any(1, keepdim=True)
     following = probs.log_()
-    if low.any():
-        following[low] = _from_some(hmm, sources[low], message[low])
+    rows, states = low.nonzero(as_tuple=True)
+    step = max(1, TILE // sources.shape[1])
+    for row, state in zip(rows.split(step), states.split(step), strict=True):
+        joint = message[row] + table.log_rows[names[row], state[:, None]]
+        following[row, state] = torch.logsumexp(joint, 1)
     return following
 
 
@@ -207,11 +220,11 @@ def _from_some(
     hmm: HMM, sources: Int[Tensor, "B K"], message: Float[Tensor, "B K"]
 ) -> Float[Tensor, "B Z"]:
     """log sum_k p(z_k) p(z' | z_k) for every z' in log space, some of them at a time."""
-    everything = torch.arange(hmm.num_states, device=hmm.device)
     following = message.new_empty(len(sources), hmm.num_states)
-    for part in everything.split(max(1, TILE // sources.numel())):
-        names = part.expand(len(sources), -1)
-        start, stop = int(part[0]), int(part[-1]) + 1
+    step = max(1, TILE // sources.numel())
+    for start in range(0, hmm.num_states, step):
+        stop = min(start + step, hmm.num_states)
+        names = torch.arange(start, stop, device=hmm.device).expand(len(sources), -1)
         tile = hmm.transitions.stretch(sources, start, stop)
         following[:, start:stop] = reference.push(Tiles(tile, sources, names), message)[0]
     return following
@@ -265,7 +278,8 @@ def emission_probs(
             for part in some.split(max(1, TILE // support.width)):
                 out[:, part] = these @ hmm.log_emit[part].exp_().T
         return out
-    rows = probs[:, support.rows.clamp(min=0)] if is_blocks else None  # (B, R, K)
+    is_even = support.rows.numel() <= 4 * support.num_states
+    rows = probs[:, support.rows.clamp(min=0)] if is_blocks and is_even else None  # (B, R, K)
     step = max(1, TILE // max(1, len(probs) * support.width))
     for part in torch.arange(support.vocab_size, device=hmm.device).split(step):
         if rows is None:
