@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -136,15 +136,33 @@ def number(text: str) -> float:
     return float(re.sub(r"[^\d.]", "", text)) / 100
 
 
+def eventually(check: Callable[[], object], seconds: float = 15.0) -> None:
+    """Holds soon, if not at once: a page draws when it comes to it."""
+    ends = time.monotonic() + seconds
+    while True:
+        try:
+            check()
+            return
+        except AssertionError:
+            if time.monotonic() > ends:
+                raise
+        time.sleep(0.05)
+
+
 def assert_words(table, wanted: list[tuple[str, float]]) -> None:
     """A table of words with their probabilities has these first."""
     rows = table.locator("tbody tr")
     expect(rows.first.locator("th")).to_have_text(wanted[0][0])
-    shown = rows.locator("th").all_inner_texts()[: len(wanted)]
-    probs = [number(text) for text in rows.locator(".number").all_inner_texts()[: len(wanted)]]
-    assert probs == pytest.approx([p for _, p in wanted], rel=0.06, abs=1e-4)
-    # Words of the same probability may have changed places on the way.
-    assert set(shown) == {word for word, _ in wanted}
+
+    def check() -> None:
+        shown = rows.locator("th").all_inner_texts()[: len(wanted)]
+        texts = rows.locator(".number").all_inner_texts()[: len(wanted)]
+        probs = [number(text) for text in texts]
+        assert probs == pytest.approx([p for _, p in wanted], rel=0.06, abs=1e-4)
+        # Words of the same probability may have changed places on the way.
+        assert set(shown) == {word for word, _ in wanted}
+
+    eventually(check)
 
 
 def settle(page) -> None:
