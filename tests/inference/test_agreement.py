@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from enumeration import full_emissions
 from hmmlm import inference
 from hmmlm.hmm import HMM
 from hmmlm.inference import chain as chain_module
 from hmmlm.inference import recursion, smoothing
-from hmmlm.inference.streaming import next_state_log_probs
+from hmmlm.inference.streaming import emission_probs, next_state_log_probs
 from hmmlm.ops import links
 from hmmlm.support import Support
 from hmmlm.transitions import Dense
@@ -177,6 +178,17 @@ def test_next_states_far_below_the_smallest_float_by_a_kept_table(transitions, s
         truth = next_state_log_probs(inference.advance(precise, tokens))
         assert truth.min() < -100
         torch.testing.assert_close(next_state_log_probs(kept).double(), truth, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("sizes", "copied"), [([3] * 6, True), ([13, 1, 1, 1, 1, 1], False)])
+def test_rows_of_uneven_blocks_are_not_copied(sizes, copied, monkeypatch) -> None:
+    hmm = make_hmm(Support.from_clusters(torch.arange(30) % 6, sizes))
+    probs = torch.rand(2, 18, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    truth = probs @ full_emissions(hmm).exp().T
+    seen, vecdot = [], torch.linalg.vecdot
+    monkeypatch.setattr(torch.linalg, "vecdot", lambda *two: seen.append(len(two)) or vecdot(*two))
+    torch.testing.assert_close(emission_probs(hmm, probs), truth)
+    assert bool(seen) == copied
 
 
 @pytest.mark.parametrize("kept", [False, True])

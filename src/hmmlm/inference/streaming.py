@@ -278,6 +278,7 @@ def emission_probs(
             for part in some.split(max(1, TILE // support.width)):
                 out[:, part] = these @ hmm.log_emit[part].exp_().T
         return out
+    # Rows of uneven blocks are mostly padding: a copy of all would have no bound.
     is_even = support.rows.numel() <= 4 * support.num_states
     rows = probs[:, support.rows.clamp(min=0)] if is_blocks and is_even else None  # (B, R, K)
     step = max(1, TILE // max(1, len(probs) * support.width))
