@@ -40,7 +40,7 @@ ROOMS = [
     ["filling"],
     ["model"],
     ["neural_model"],
-    ["fitting"],
+    ["fitting", "drawing"],
     ["calibration"],
     ["worlds", "interchange"],
     ["hf", "explore", "scikit"],

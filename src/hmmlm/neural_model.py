@@ -3,19 +3,21 @@
 import dataclasses
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from safetensors.torch import save_file
 from torch import Tensor
 
 from hmmlm import __version__
 from hmmlm.baselines.kinds import NEURAL
-from hmmlm.baselines.network import Carry, Network
+from hmmlm.baselines.network import Network
 from hmmlm.data.tokenizer import Tokenizer
+from hmmlm.distill.drawing import DrawnText, draw_texts
 from hmmlm.errors import InputError
 from hmmlm.hmm_file import FORMAT, read_tensors
 from hmmlm.model import Model
@@ -108,49 +110,75 @@ class NeuralModel(TextModel):
             ) from error
         return NeuralModel(kind, settings, network.to(device), tokenizer, config)
 
-    @torch.no_grad()
-    @full_products()
     def sample(
         self, count: int = 1, *, prompt: str = "", length: int = 100, seed: int | None = None
     ) -> list[str]:
         """Lines drawn from the model, each after the prompt, up to `<eos>` or `length` tokens."""
-        generator, eos = self._generator(count, length, seed), self.tokenizer.eos_id
-        start, carry = self._after(prompt)
-        carry = {name: part.expand(count, *part.shape[1:]) for name, part in carry.items()}
-        drawn: list[Tensor] = []
-        is_over = torch.zeros(count, dtype=torch.bool, device=self.device)
-        while len(drawn) < length and not bool(is_over.all()):
-            probs = self.network.next_log_probs(carry).exp()
-            words = torch.multinomial(probs, 1, generator=generator)
-            words = words.masked_fill(is_over[:, None], eos)
-            carry = self._read(words, carry)
-            drawn.append(words[:, 0])
-            is_over |= words[:, 0] == eos
-        rows = torch.stack(drawn, 1).tolist()
-        ends = [row.index(eos) + 1 if eos in row else len(row) for row in rows]
-        pairs = zip(rows, ends, strict=True)
-        return [self.tokenizer.decode([*start, *row[:end]]) for row, end in pairs]
+        generator = self._generator(count, length, seed)
+        start = self._start(prompt)
+        texts = self.draw([start] * count, length=len(start) + length, generator=generator)
+        return [self.tokenizer.decode(text.tokens.tolist()) for text in texts]
+
+    @full_products()
+    def draw(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        length: int,
+        temperature: float = 1.0,
+        goes_on: bool = False,
+        generator: torch.Generator,
+    ) -> list[DrawnText]:
+        """A text of at most `length` ids after each prompt of ids, prompt included, up to `<eos>`.
+
+        One that `goes_on` after `<eos>` has `length` ids, and the network forgets nothing there.
+        Each token is drawn from p(. | those before)^(1 / temperature), normalised, and its log p
+        is that of this distribution.
+        """
+        reader = _Reader(self.network, len(prompts), temperature, starts_cold=not goes_on)
+        ends = [] if goes_on else [self.tokenizer.eos_id]
+        found = draw_texts(reader, prompts, length=length, end_ids=ends, generator=generator)
+        if found is None:
+            raise InputError(
+                "The network gave a probability that is not a number; train it again, with a lower "
+                "learning rate."
+            )
+        return found
 
     @torch.no_grad()
     @full_products()
     def next(self, prompt: str = "", *, k: int = 10) -> list[tuple[str, float]]:
         """The k most probable tokens after a prompt (all, if there are fewer), and p of each."""
         check_k(k)
-        _, carry = self._after(prompt)
-        found = self.network.next_log_probs(carry)[0].topk(min(k, self.network.vocab_size))
+        after = _Reader(self.network, 1).read(torch.tensor([self._start(prompt)], dtype=torch.long))
+        found = after[0].topk(min(k, self.network.vocab_size))
         pairs = zip(found.indices.tolist(), found.values.exp().tolist(), strict=True)
         return [(self.tokenizer.token(word), prob) for word, prob in pairs]
 
-    def _after(self, prompt: str) -> tuple[list[int], Carry]:
-        """The ids of a prompt, and what is carried after it."""
-        if not prompt.strip():
-            return [], self.network.cold(1)
-        ids = torch.from_numpy(self._ids(prompt)[:-1])[None]
-        return ids[0].tolist(), self._read(ids, None)
+    def _start(self, prompt: str) -> list[int]:
+        """The ids of a prompt."""
+        return self._ids(prompt)[:-1].tolist() if prompt.strip() else []
 
-    def _read(self, words: Tensor, carry: Carry | None) -> Carry:
-        eos = self.tokenizer.eos_id
-        return self.network.score_tokens(words, carry=carry, reset_id=eos).carry
+
+class _Reader:
+    """What a network has read, as it carries it; if it `starts_cold` after `<eos>`, since then."""
+
+    def __init__(
+        self, network: Network, rows: int, temperature: float = 1.0, *, starts_cold: bool = True
+    ) -> None:
+        self._network, self._temperature = network, temperature
+        self._reset_id = network.start_id if starts_cold else None
+        self._carry = network.cold(rows)
+
+    def read(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B V"]:
+        if tokens.shape[1]:
+            how: dict[str, Any] = {"carry": self._carry, "reset_id": self._reset_id}
+            self._carry = self._network.score_tokens(tokens, **how).carry
+        found = self._network.next_log_probs(self._carry)
+        return found if self._temperature == 1 else (found / self._temperature).log_softmax(1)
+
+    def keep(self, rows: Int[Tensor, " N"]) -> None:
+        self._carry = {name: part[rows] for name, part in self._carry.items()}
 
 
 def load_model(

@@ -73,6 +73,8 @@ class Support:
 
     def slots_of(self, words: Int[Tensor, "..."], states: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
         """Where each state stands among those of its word; -1 if it may not emit it."""
+        if self.is_dense:
+            return torch.where((states >= 0) & (states < self.num_states), states, -1)
         is_here = self.states_of(words) == states[..., None]
         return torch.where(is_here.any(-1), is_here.int().argmax(-1), -1)
 

@@ -102,12 +102,18 @@ class TextModel(ABC):
             found.append(ScoredLine(tokens, log_probs.tolist()))
         return found
 
-    def score_ids(self, lines: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The ids of each line and their log-probabilities, in order. Memory: a group of lines."""
+    def score_ids(
+        self, lines: Iterable[np.ndarray], *, goes_on: bool = False
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The ids of each line and their log-probabilities, in order. Memory: a group of lines.
+
+        After an `<eos>` within a line the model starts cold, unless the line `goes_on` there.
+        """
         model = self.lm
         for group in groups(lines):
             tokens, lengths = pad(group)
-            scored = model.score_tokens(tokens, lengths=lengths, reset_id=self._reset_id(group))
+            reset_id = None if goes_on else self._reset_id(group)
+            scored = model.score_tokens(tokens, lengths=lengths, reset_id=reset_id)
             scores = scored.token_log_probs.cpu().numpy()
             for ids, row in zip(group, scores, strict=True):
                 yield ids, row[: len(ids)]

@@ -20,6 +20,9 @@ transformers = pytest.importorskip("transformers")
 DRAW = ["sample-corpus", "teacher", "--tokens=400", "--valid=100", "--length=12", "--batch-size=8"]
 
 
+BESIDE = ["sample-corpus", "model", "--tokens=300", "--length=12", "--beside=corpus", "--out=new"]
+
+
 @pytest.fixture
 def teacher(place) -> None:
     """A tiny causal model that knows the ids of `corpus`, in the current folder."""
@@ -85,6 +88,26 @@ def test_prompts_and_held_out_text(teacher, call) -> None:
     assert set(corpus.splits) == {"train", "valid"}
     lines = corpus.tokenizer.decode(corpus.split("train")[0:400]).splitlines()
     assert all(line.startswith(("the red", "a")[n % 2]) for n, line in enumerate(lines))
+
+
+def test_text_of_a_model_of_ours_beside_the_text_it_learnt(place, call) -> None:
+    answer = call(*BESIDE, "--json")
+    assert answer.status == 0, answer.err
+    said = json.loads(answer.out.splitlines()[-1])
+    new, old = Corpus.open("new"), Corpus.open("corpus")
+    assert said["drawn"]["train"] + said["marks"]["train"] >= 300 and not said["drawn"]["test"]
+    first = old.split("train")[0:]
+    assert new.split("train")[0 : len(first)].tolist() == first.tolist()
+    assert len(new.split("train")) >= len(first) + 300
+    assert new.splits["test"] == old.splits["test"]
+    answer = call(*BESIDE[:-1], "--out=streams", "--go-on", "--length=30")
+    assert answer.status == 0, answer.err
+    ids = Corpus.open("streams").split("train")[len(first) :]
+    assert (ids[:30] == 1).sum() > 1 and len(ids) % 30 <= len(ids) // 30  # with marks
+    how = ["--kind=scalar", "--states=4", "--blocks=0", "--dropout=0", "--epochs=1"]
+    assert call("train", "new", "--out=student", *how, "--batch-size=4").status == 0
+    answer = call("evaluate", "student", "corpus")
+    assert answer.status == 0, answer.err
 
 
 LEARN = ["distill", "--llm=teacher", "--states=6", "--tokens=400", "--length=12"]
@@ -159,8 +182,21 @@ def test_killed_in_the_middle_it_goes_on(teacher, call, sent) -> None:
         ([*DRAW, "--out=new", "--dtype=int8"], "'int8' is not one of float32, bfloat16, float16"),
         ([*DRAW, "--out=new", "--prompts=none.txt"], "none.txt cannot be read: No such file"),
         (
-            ["sample-corpus", "model", "--out=new", "--tokens=9"],
-            "The teacher model cannot be loaded: it is an HMM of this library's",
+            ["sample-corpus", "model", "--out=new", "--tokens=9", "--dtype=bfloat16"],
+            "model is a model of ours, drawn from as it is; leave --dtype and --gguf-file out",
+        ),
+        (
+            ["sample-corpus", "model", "--out=new", "--tokens=9", "--temperature=0.5"],
+            "temperature is 0.5, but model is an HMM, whose texts are drawn as it is; hmmlm temper",
+        ),
+        (
+            [*DRAW, "--out=new", "--go-on"],
+            "teacher is no model of ours, of which --go-on",
+        ),
+        ([*BESIDE, "--valid=9"], "Held-out text is that of corpus; leave --valid and --test out"),
+        (
+            [*BESIDE, "--beside=text.txt"],
+            "text.txt is not a prepared corpus: it has no corpus.json; make one with hmmlm prepare",
         ),
         (
             ["gap", "model", "corpus"],

@@ -10,7 +10,7 @@ import torch
 from hmmlm.data.shards import Corpus, TokenArray
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.distill import gap as module
-from hmmlm.distill.causal import DrawnText
+from hmmlm.distill.drawing import DrawnText
 from hmmlm.distill.gap import compare, measure_gap
 from hmmlm.distill.sampling import SampleSettings, sample_corpus
 from hmmlm.errors import InputError

@@ -15,7 +15,8 @@ from hmmlm.errors import InputError
 transformers = pytest.importorskip("transformers")
 
 from hmmlm.distill import sampling  # noqa: E402
-from hmmlm.distill.causal import SHARE, CausalTeacher, largest_batch  # noqa: E402
+from hmmlm.distill.causal import CausalTeacher  # noqa: E402
+from hmmlm.distill.drawing import SHARE, largest_batch  # noqa: E402
 from hmmlm.distill.sampling import SampleSettings, read_log_probs, sample_corpus  # noqa: E402
 
 WORDS = ["<unk>", "<s>", "</s>", *"abcdefgh"]
@@ -348,13 +349,13 @@ def test_log_probs_that_are_not_there_or_damaged(teacher, tmp_path) -> None:
 
 def test_texts_that_are_over_are_left(teacher, monkeypatch) -> None:
     seen = []
-    plain = teacher._next
+    plain = teacher.next_log_probs
 
     def watched(last, *how):
         seen.append(len(last))
         return plain(last, *how)
 
-    monkeypatch.setattr(teacher, "_next", watched)
+    monkeypatch.setattr(teacher, "next_log_probs", watched)
     drawn = teacher.draw([[]] * 64, length=40, generator=torch.Generator().manual_seed(2))
     sizes = np.array([len(text.tokens) for text in drawn])
     assert seen[:8] == [64] * 8 and len(set(seen)) > 2

@@ -1,6 +1,5 @@
 """`hmmlm distill`: states of the first tokens from a teacher, and a training that begins there."""
 
-import json as json_format
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ import typer
 from hmmlm.cli.building import digest, make_support
 from hmmlm.cli.fitting import fit
 from hmmlm.cli.output import Device, Json, number, pick_device, print_json, progress_bar, say
-from hmmlm.cli.sampling import Prompts, Type, gap, sample_corpus
+from hmmlm.cli.sampling import Prompts, Type, gap, is_ours, sample_corpus
 from hmmlm.cli.texts import check_places, open_corpus
 from hmmlm.errors import InputError, counted
 from hmmlm.storage import refuse_existing
@@ -211,7 +210,7 @@ def _teacher(mind: Any, seed: int, corpus: Any, device: str) -> Any:
     from hmmlm.distill.teachers import HuggingFaceTeacher
 
     folder = Path(mind.teacher)
-    if not _is_ours(folder):
+    if not is_ours(folder):
         return HuggingFaceTeacher(
             mind.teacher,
             layer=mind.layer,
@@ -244,10 +243,3 @@ def _teacher(mind: Any, seed: int, corpus: Any, device: str) -> Any:
         drawn = f", random {seed}"
     weights = digest(*network.state_dict().values())
     return _Ours(network, f"{model.kind} {weights}{drawn}")
-
-
-def _is_ours(folder: Path) -> bool:
-    try:
-        return "hmmlm_version" in json_format.loads((folder / "config.json").read_text())
-    except (OSError, ValueError, TypeError):
-        return False

@@ -1,9 +1,10 @@
 """`hmmlm sample-corpus` and `hmmlm gap`: text of a teacher, and how far a model of it is."""
 
+import json as json_format
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,7 +21,7 @@ from hmmlm.cli.output import (
     progress_bar,
     say,
 )
-from hmmlm.errors import counted
+from hmmlm.errors import InputError, counted
 from hmmlm.storage import refuse_existing
 
 if TYPE_CHECKING:
@@ -51,7 +52,11 @@ Type = Annotated[
 
 def sample_corpus(
     teacher: Annotated[
-        str, typer.Argument(help="A causal language model: a folder, or a name on the hub.")
+        str,
+        typer.Argument(
+            help="A model of ours, or a causal language model of Hugging Face's: a folder, or a "
+            "name on the hub."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="The corpus folder to write.")],
     tokens: Annotated[int, number("--tokens", "Tokens to train on.")],
@@ -69,6 +74,20 @@ def sample_corpus(
         float, typer.Option(help="Divides the logits.", parser=positive, metavar="X")
     ] = 1.0,
     prompts: Prompts = None,
+    beside: Annotated[
+        Path | None,
+        typer.Option(
+            help="A corpus: its training text comes first, and held-out text is that of it."
+        ),
+    ] = None,
+    go_on: Annotated[
+        bool,
+        typer.Option(
+            "--go-on",
+            help="Of a model of ours that was trained on streams: a text goes on after its end, to "
+            "--length tokens.",
+        ),
+    ] = False,
     gguf_file: Annotated[
         str | None, typer.Option(help="A GGUF file in the teacher's folder.", metavar="NAME")
     ] = None,
@@ -77,18 +96,23 @@ def sample_corpus(
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """Make a corpus of text that is drawn from a large language model of Hugging Face's.
+    """Make a corpus of text that is drawn from a model: of ours, or of Hugging Face's.
 
     Tokens are the teacher's. Each text begins after the teacher's own first token and goes on to
     its end token, or to --length tokens. The teacher's log-probabilities of the held-out tokens
     are kept for hmmlm gap. If it is stopped, the same command goes on from there.
     """
     from hmmlm.data.corpus import read_lines
-    from hmmlm.distill.causal import CausalTeacher
+    from hmmlm.data.shards import Corpus
     from hmmlm.distill.sampling import SampleSettings
     from hmmlm.distill.sampling import sample_corpus as run
 
     refuse_existing(out)
+    if beside is not None:
+        if valid or test:
+            raise InputError(f"Held-out text is that of {beside}; leave --valid and --test out.")
+        valid = test = 0
+    other = None if beside is None else Corpus.open(beside)
     lines = [] if prompts is None else list(read_lines(prompts, empty_lines="skip"))
     lines = [line.replace("\\n", "\n") for line in lines]
     held_out = min(-(-tokens // HELD_OUT), MOST_HELD_OUT)
@@ -102,7 +126,7 @@ def sample_corpus(
     )
     place = pick_device(device)
     with progress_bar(f"Loading {teacher}", None):
-        loaded = CausalTeacher(teacher, dtype=dtype, device=place, gguf_file=gguf_file)
+        loaded = _source(teacher, dtype, place, gguf_file, go_on)
     rows = loaded.rows_together(length) if batch_size is None else batch_size
     settings = replace(settings, batch_size=rows)
     began, first = time.perf_counter(), None
@@ -114,7 +138,8 @@ def sample_corpus(
             bar.update(bar.task_ids[0], completed=done)
 
         try:
-            result = run(out, loaded, settings, prompts=lines, progress=report, notice=say)
+            how: dict[str, Any] = {"prompts": lines, "beside": other, "progress": report}
+            result = run(out, loaded, settings, **how, notice=say)
         except KeyboardInterrupt:
             errors.print("What was done is kept; the same command goes on from there.")
             raise
@@ -128,6 +153,30 @@ def sample_corpus(
     say(f"vocabulary of {result['vocab']:,}; {speed:,.0f} tokens a second; written to {out}")
     if json:
         print_json({**result, "tokens_per_second": speed, "folder": str(out)})
+
+
+def _source(teacher: str, dtype: str, device: str, gguf_file: str | None, go_on: bool) -> Any:
+    """Whom to draw from; one that cannot be had is an error."""
+    from hmmlm.distill.causal import CausalTeacher
+    from hmmlm.drawing import ModelSource
+
+    if not is_ours(Path(teacher)):
+        if go_on:
+            raise InputError(f"{teacher} is no model of ours, of which --go-on is; leave it out.")
+        return CausalTeacher(teacher, dtype=dtype, device=device, gguf_file=gguf_file)
+    if dtype != "float32" or gguf_file is not None:
+        raise InputError(
+            f"{teacher} is a model of ours, drawn from as it is; leave --dtype and --gguf-file out."
+        )
+    return ModelSource(teacher, goes_on=go_on, device=device)
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a folder is one that hmmlm wrote."""
+    try:
+        return "hmmlm_version" in json_format.loads((folder / "config.json").read_text())
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def gap(

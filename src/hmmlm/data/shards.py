@@ -387,7 +387,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
     path = folder / "corpus.json"
     try:
         index = json.loads(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise InputError(
             f"{folder} is not a prepared corpus: it has no corpus.json; make one with "
             "hmmlm prepare."

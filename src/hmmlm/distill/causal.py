@@ -3,37 +3,21 @@
 from collections.abc import Sequence
 from inspect import signature
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import tokenizers
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from hmmlm.data.tokenizer import Tokenizer
+from hmmlm.distill.drawing import DrawnText, draw_texts, rows_that_fit
 from hmmlm.distill.teachers import check_dtype
 from hmmlm.errors import InputError
 from hmmlm.hugging_face import place_of, reading
 
 CAUSAL_TOLERANCE = 1e-4
 """What a token may change before it, as a share of what it changes at its own place."""
-
-LOOKS = 8
-"""Steps between two looks at which texts are over."""
-
-SHARE = 0.9
-"""Of the texts that are drawn side by side: where no more of them go on, the others are left."""
-
-ROWS = {"cpu": 64, "cuda": 1 << 14}
-"""Texts that are drawn side by side, at most."""
-
-
-class DrawnText(NamedTuple):
-    """The tokens of a text, and log p of each given those before it; NaN where it was not drawn."""
-
-    tokens: Int[np.ndarray, " T"]
-    log_probs: Float[np.ndarray, " T"]
 
 
 class CausalTeacher:
@@ -86,14 +70,8 @@ class CausalTeacher:
         return getattr(self.model.config, "max_position_embeddings", None)
 
     def rows_together(self, length: int) -> int:
-        """How many texts of a length to draw side by side, as far as memory goes.
-
-        On a GPU a step takes as long for a few texts as for thousands, until its products fill it.
-        """
-        if self.device.type != "cuda":
-            return ROWS["cpu"]
-        memory = torch.cuda.get_device_properties(self.device).total_memory
-        return largest_batch(memory // 2, self.bytes_of_text(length))
+        """How many texts of a length to draw side by side, as far as memory goes."""
+        return rows_that_fit(self.device, self.bytes_of_text(length))
 
     def bytes_of_text(self, length: int) -> int:
         """Of keys and values of a text, and of what is made of the logits of its next token."""
@@ -104,7 +82,6 @@ class CausalTeacher:
         cache = 2 * config.num_hidden_layers * kept * width * size * length
         return cache + config.vocab_size * (size + 5 * 4)
 
-    @torch.no_grad()
     def draw(
         self,
         prompts: Sequence[Sequence[int]],
@@ -118,51 +95,17 @@ class CausalTeacher:
         Each token is drawn from softmax(logits / temperature) over all tokens of the tokenizer,
         and its log p is that of this distribution.
         """
-        rows, place = len(prompts), self.device
-        given = torch.full((rows, length), -1)
-        for row, ids in zip(given.numpy(), prompts, strict=True):
-            row[: len(ids)] = ids
-        is_given, tokens = (given >= 0).to(place), given.to(place)
-        log_probs = torch.full((rows, length), torch.nan, device=place)
-        sizes = torch.full((rows,), length, device=place)
-        ends = torch.tensor(self.end_ids, device=place)
-        is_number = torch.ones(rows, dtype=torch.bool, device=place)
-        # What all prompts have is read at once, then one token after the other.
-        begun = min(map(len, prompts))
-        first = torch.full((rows, 1), self.first_id, device=place)
-        last, cache = torch.cat([first, tokens[:, :begun]], 1), None
-        open_rows = torch.arange(rows, device=place)
-        for step in range(begun, length):
-            known, cache = self._next(last, cache, temperature)
-            is_number[open_rows] &= ~known[:, 0].isnan()  # one that is none spoils its row
-            # The largest of p / e, with e exponential, is drawn from p.
-            noise = torch.empty_like(known).exponential_(generator=generator)
-            drawn = known.exp().div_(noise).argmax(1)
-            is_told = is_given[open_rows, step]
-            token = torch.where(is_told, tokens[open_rows, step], drawn)
-            tokens[open_rows, step] = token
-            log_probs[open_rows, step] = known.gather(1, token[:, None])[:, 0]
-            is_over = torch.isin(token, ends) & ~is_told
-            mine = sizes[open_rows]
-            sizes[open_rows] = torch.where(is_over, mine.clamp(max=step + 1), mine)
-            last = token[:, None]
-            if step % LOOKS == LOOKS - 1:
-                going = (sizes[open_rows] > step + 1).nonzero()[:, 0]  # waits for the device
-                if not len(going):
-                    break
-                if len(going) <= SHARE * len(open_rows):
-                    open_rows, last = open_rows[going], last[going]
-                    cache.batch_select_indices(going)
-        if not bool(is_number.all()):
+        reader = _Reader(self, len(prompts), temperature)
+        how: dict[str, Any] = {"end_ids": self.end_ids, "generator": generator}
+        found = draw_texts(reader, prompts, length=length, **how)
+        if found is None:
             raise InputError(
                 f"The teacher {self.name} gave a probability that is not a number; use dtype "
                 f"float32 or bfloat16, which hold larger ones."
             )
-        log_probs[is_given] = torch.nan
-        found = zip(tokens.cpu().numpy(), log_probs.cpu().numpy(), sizes.tolist(), strict=True)
-        return [DrawnText(ids[:size], scores[:size]) for ids, scores, size in found]
+        return found
 
-    def _next(
+    def next_log_probs(
         self, last: Int[Tensor, "B T"], cache: Any, temperature: float
     ) -> tuple[Float[Tensor, "B V"], Any]:
         """log p of each token after those in the cache and the last ones, and the longer cache."""
@@ -188,10 +131,22 @@ class CausalTeacher:
             )
 
 
-def largest_batch(memory: int, each: int) -> int:
-    """The largest power of two that fits, from 1 up to what fills a GPU."""
-    fits = max(1, min(ROWS["cuda"], memory // each))
-    return 1 << (fits.bit_length() - 1)
+class _Reader:
+    """What a teacher has read, in its cache."""
+
+    def __init__(self, teacher: CausalTeacher, rows: int, temperature: float) -> None:
+        self._teacher, self._temperature = teacher, temperature
+        self._first = torch.full((rows, 1), teacher.first_id, device=teacher.device)
+        self._cache: Any = None
+
+    def read(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B V"]:
+        if self._cache is None:
+            tokens = torch.cat([self._first, tokens], 1)
+        found, self._cache = self._teacher.next_log_probs(tokens, self._cache, self._temperature)
+        return found
+
+    def keep(self, rows: Int[Tensor, " N"]) -> None:
+        self._cache.batch_select_indices(rows)
 
 
 def _check_weights(source: str, found: dict[str, Any]) -> None:

@@ -16,10 +16,16 @@ from jaxtyping import Float
 
 from hmmlm import __version__
 from hmmlm.data.corpus import SPLITS
-from hmmlm.data.shards import Corpus, ShardWriter, hash_file, write_index
+from hmmlm.data.shards import (
+    Corpus,
+    ShardWriter,
+    check_vocabulary,
+    hash_file,
+    write_index,
+)
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.data.unfinished import KeptFile, Unfinished, shard_files
-from hmmlm.distill.causal import DrawnText
+from hmmlm.distill.drawing import DrawnText
 from hmmlm.errors import InputError, counted
 from hmmlm.storage import work_folder
 
@@ -29,12 +35,16 @@ HELD_OUT = SPLITS[1:]
 MARGIN = 1.02
 
 _NUMBER = np.dtype("<f4")
-_NOTHING = {"written": None, "marks": 0, "drawn": 0}
+_CHUNK = 1 << 22
+_NOTHING = {"written": None, "marks": 0, "drawn": 0, "copied": 0}
 
 
 @runtime_checkable
 class TextSource(Protocol):
-    """Whom text is drawn from: `CausalTeacher` says what the names mean."""
+    """Whom text is drawn from.
+
+    A text is over after any of `end_ids`, and `signature` is another where the model is another.
+    """
 
     tokenizer: Tokenizer
     name: str
@@ -95,6 +105,7 @@ def sample_corpus(
     settings: SampleSettings,
     *,
     prompts: Sequence[str] = (),
+    beside: Corpus | None = None,
     progress: Callable[[int, int], None] | None = None,
     notice: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
@@ -104,6 +115,8 @@ def sample_corpus(
     which is not drawn; `drawn` counts the tokens that were. Texts begin with one of the `prompts`
     in turn, if there are any; what comes before an end token in a prompt, such as another speaker's
     turn, is read but not written.
+    With a corpus `beside`, its training text comes first, which drawn text follows, and its other
+    splits are taken whole: settings ask for no held-out tokens then.
     `teacher-valid.npy` and `teacher-test.npy` have the teacher's log p of each token, NaN where
     it was not drawn, and `teacher.json` says whose they are.
 
@@ -116,17 +129,27 @@ def sample_corpus(
             f"length is {settings.length:,} but the teacher {teacher.name} reads at most "
             f"{teacher.max_length:,} tokens; draw shorter texts."
         )
+    if beside is not None:
+        check_vocabulary(beside, teacher.tokenizer)
+        if settings.valid or settings.test:
+            raise InputError(
+                f"valid is {settings.valid:,} and test {settings.test:,}, but held-out text is "
+                f"that of {beside.folder}; ask for none."
+            )
     begun = _encode(prompts, teacher, settings.length)
     recipe = {
         "another version began it": [__version__, torch.__version__],
         "the teacher is another": [*teacher.signature, teacher.tokenizer.hash],
         "the options are others": [asdict(settings), _digest(prompts)],
+        "the text beside is another": beside and beside.identity(),
     }
     with work_folder(out) as folder:
         work = _Work(folder, recipe, teacher, settings, begun)
         news = work.resume()
         if news and notice is not None:
             notice(news.format(out))
+        if beside is not None:
+            work.copy(beside)
         done, total = work.tokens(), sum(settings.sizes.values())
         if progress is not None:
             progress(done, total)
@@ -156,7 +179,7 @@ class _Work(Unfinished):
         found = []
         for name, split in state["splits"].items():
             found += shard_files(split["written"], self.teacher.tokenizer)
-            if name in HELD_OUT:
+            if "log_probs" in split:
                 size = split["written"]["tokens"] * _NUMBER.itemsize
                 found.append(KeptFile(f"{name}.log-probs", size, split["log_probs"]))
         return found
@@ -164,13 +187,27 @@ class _Work(Unfinished):
     def tokens(self) -> int:
         """How many there are, none counted beyond what was asked for."""
         sizes, splits = self.settings.sizes, self.state["splits"]
-        return sum(min(splits[name]["written"]["tokens"], sizes[name]) for name in splits)
+        return sum(min(_drawn(splits[name]), sizes[name]) for name in sizes if name in splits)
+
+    def copy(self, beside: Corpus) -> None:
+        """Writes the text of another corpus that is not there yet."""
+        for name in beside.splits:
+            if name in self.state["splits"]:
+                continue
+            text = beside.split(name)
+            with ShardWriter(self.corpus, name, self.teacher.tokenizer) as shards:
+                for start in range(0, len(text), _CHUNK):
+                    shards.add(text[start : start + _CHUNK])
+            copied = {"written": shards.written, "copied": len(text)}
+            self.state["splits"][name] = {**_NOTHING, **copied}
+            self.save()
 
     def draw(self) -> Iterator[None]:
         """Draws what is not there yet, and keeps it after every batch."""
         tokenizer = self.teacher.tokenizer
         for name, size in self.settings.sizes.items():
             split = self.state["splits"].setdefault(name, dict(_NOTHING))
+            size += split["copied"]
             with ExitStack() as stack:
                 shards = ShardWriter(self.corpus, name, tokenizer, written=split["written"])
                 stack.enter_context(shards)
@@ -195,7 +232,7 @@ class _Work(Unfinished):
     def _batch(self, left: int) -> list[DrawnText]:
         """The next texts: as many as are needed if they are as long as those before."""
         state, settings = self.state, self.settings
-        written = sum(split["written"]["tokens"] for split in state["splits"].values())
+        written = sum(map(_drawn, state["splits"].values()))
         usual = written / state["texts"] if state["texts"] else settings.length + 1
         # A few more: another batch for a few tokens takes as long as any.
         number = min(settings.batch_size, math.ceil(MARGIN * left / usual))
@@ -218,7 +255,7 @@ class _Work(Unfinished):
         """Writes all that a corpus has besides its shards."""
         tokenizer, splits = self.teacher.tokenizer, self.state["splits"]
         for name in splits:
-            if name in HELD_OUT:
+            if "log_probs" in splits[name]:
                 numbers = np.fromfile(self.folder / f"{name}.log-probs", dtype=_NUMBER)
                 np.save(log_probs_file(self.corpus, name), numbers)
         counts = {
@@ -293,6 +330,11 @@ def _encode(prompts: Sequence[str], teacher: TextSource, length: int) -> list[li
                 f"make the prompt shorter or the length larger."
             )
     return found or [[]]
+
+
+def _drawn(split: dict[str, Any]) -> int:
+    """Tokens of a split that come from the teacher, with the marks of texts that were cut."""
+    return split["written"]["tokens"] - split["copied"]
 
 
 def _since_end(text: DrawnText, prompt: Sequence[int], ends: Sequence[int]) -> DrawnText:

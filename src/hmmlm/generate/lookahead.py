@@ -164,7 +164,7 @@ class Lookahead:
             can, go, be = (some.to(table) for some in (can_end, can_go, kinds.isfinite()))
             poor &= add_up(can, go, be, torch.ones_like(factors), blocks) > 0
             rows, states = poor.nonzero(as_tuple=True)
-        step = max(1, TILE // goals.shape[1])
+        step = max(1, pieces(rows.device) // goals.shape[1])
         for some in torch.arange(len(rows), device=rows.device).split(step):
             q, z = rows[some], states[some]
             terms = table[goals[q], z[:, None]] + kinds[:, z].T + scale[goals[q]]  # (N, C)
@@ -197,7 +197,8 @@ class Lookahead:
             poor = (total < scaled.lowest(total.dtype)) & legal[:, None]
             states, sources = poor.nonzero(as_tuple=True)
             rows = self.hmm.transitions.rows(start, stop) if len(states) else moves
-            for some in torch.arange(len(states), device=states.device).split(step):
+            redone = max(1, pieces(states.device) // size)
+            for some in torch.arange(len(states), device=states.device).split(redone):
                 terms = rows[sources[some]] + ahead[states[some]] - top[states[some], None]
                 found[states[some], start + sources[some]] = torch.logsumexp(terms, 1)
         highest = found.max(1).values

@@ -180,7 +180,7 @@ def next_state_log_probs(state: State) -> Float[Tensor, "B Z"]:
     sources = hmm.local_sources(belief.checked().states)
     message = torch.where(belief.fresh[:, None], -torch.inf, belief.log_probs)
     table = entry_table(hmm, state.table)
-    if table.is_resident and sources.shape[1] < hmm.num_states:
+    if table.is_resident:
         following = _through_table(table, sources, message)
     elif len(sources) == 1 and isinstance(hmm.transitions, Factored) and not table.is_resident:
         following = _from_one(hmm.transitions, sources[0], message[0])[None]
