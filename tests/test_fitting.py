@@ -26,11 +26,12 @@ SETTINGS = {"data": {"batch_size": 4, "length": 16}, "train": {"epochs": 2, "see
     [
         {"kind": "scalar", "states": 6, "blocks": 0},
         {"kind": "lowrank", "width": 4, "states": 8, "blocks": 4},
+        {"kind": "lowrank", "width": 4, "states": 11, "blocks": 4, "uneven": 0.5},
         {"kind": "scalar", "states": 12, "states_per_word": 3},
     ],
 )
 def test_the_same_model_as_on_the_command_line(model: dict, tmp_path: Path) -> None:
-    """Dense, in blocks, and where every word has states of its own."""
+    """Dense, in blocks, even and uneven, and where every word has states of its own."""
     words = Tokenizer.words(LINES)
     write_corpus(tmp_path / "corpus", words, {"train": LINES, "valid": HELD})
     changes = [

@@ -28,7 +28,7 @@ from hmmlm.train.config import (
 from hmmlm.train.learner import make_learner
 from hmmlm.train.loop import Diverged, Progress, Training
 from hmmlm.train.memory import check_tables
-from hmmlm.train.sizes import plain_support, with_sizes
+from hmmlm.train.sizes import plain_support, uneven_support, with_sizes
 
 MANY_LINES = 1000
 """From so many lines on, words that occur once are taken for unknown ones."""
@@ -163,6 +163,9 @@ def _support(corpus: Corpus, config: Config) -> tuple[Support, dict[str, Any]]:
     blocks, _ = corpus_blocks(
         corpus, model.blocks, method=model.cluster_by, like_hmm_lm=model.like_hmm_lm
     )
+    counts = count_words(corpus.split("train"), size)
+    facts = {"blocks": block_facts(blocks, counts, model.cluster_by)}
+    if model.uneven:
+        return uneven_support(blocks, counts, model.states, model.uneven), facts
     each = model.states // blocks.num_blocks
-    facts = block_facts(blocks, count_words(corpus.split("train"), size), model.cluster_by)
-    return Support.from_clusters(blocks.block_of_word.tolist(), each), {"blocks": facts}
+    return Support.from_clusters(blocks.block_of_word.tolist(), each), facts

@@ -5,9 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from commands import made_up_lines, tree
 from hmmlm import Model
+from hmmlm.data.shards import Corpus
 from hmmlm.train.config import make_config
 
 FEW = ["--epochs=1", "--batch-size=4", "--length=64"]
@@ -49,6 +51,26 @@ def test_every_kind_and_layout_trains(place, call, kind, layout):
     assert answer.status == 0, answer.err
     found = last_json(call("evaluate", "new", "corpus", "--split=test", "--json").out)
     assert 1 < found["perplexity"] < 20 and found["max_row_error"] < 1e-4
+
+
+def test_frequent_blocks_have_more_states(place, call):
+    settings = ["--set=model.uneven=0.7", "--states=30", "--blocks=4", "--dropout=0.5"]
+    answer = call("train", "corpus", *settings, "--out=new", *FEW)
+    assert answer.status == 0, answer.err
+    model = Model.load("new")
+    support, corpus = model.hmm.support, Corpus.open("corpus")
+    sizes = (support.rows >= 0).sum(1)
+    tokens = torch.from_numpy(corpus.split("train")[0:])
+    counts = torch.bincount(support.row_of_word[tokens], minlength=4)
+    order = counts.argsort()
+    assert sizes.sum() == 30 and support.is_partition and len(sizes) == 4
+    assert (sizes[order].diff() >= -1).all() and sizes.max() > sizes.min() + 2
+    assert f"of {int(sizes.min())} to {int(sizes.max())} states" in answer.out
+    assert model.config["training"]["model"]["uneven"] == 0.7
+    found = last_json(call("evaluate", "new", "corpus", "--split=test", "--json").out)
+    assert 1 < found["perplexity"] < 20 and found["max_row_error"] < 1e-4
+    answer = call("estimate", "--no-measure", "--set=model.uneven=0.7", *settings[1:3])
+    assert answer.status == 2 and "which an estimate does not have; leave it out" in answer.err
 
 
 def test_states_by_chance_instead_of_blocks(place, call):

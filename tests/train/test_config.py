@@ -326,7 +326,7 @@ def test_sizes_of_the_model_to_start_from():
     assert started("dense", states=3).blocks == 0 and started("ragged").blocks == 0
     with pytest.raises(InputError, match="states is 5 but old has 4; leave it out"):
         started("blocks", states=5)
-    for wrong in ({"blocks": 4}, {"clusters": "paths"}, {"states_per_word": 2}):
+    for wrong in ({"blocks": 4}, {"clusters": "paths"}, {"states_per_word": 2}, {"uneven": 0.5}):
         with pytest.raises(InputError, match="old, which has its own emission blocks; leave out"):
             started("blocks", **wrong)
 
@@ -477,6 +477,12 @@ def test_hmms_can_be_trained_by_plain_descent_on_streams_that_vary():
             {"data": {"reset_at_ends": False}, "model": {"kind": "lstm"}},
             "data.reset_at_ends is a setting of HMMs but kind is lstm; leave it out",
         ),
+        ({"model": {"uneven": 1.5}}, "uneven is 1.5 but must lie between 0, the same number of"),
+        ({"model": {"uneven": 0.5, "blocks": 0}}, "how blocks share the states, but there are no"),
+        (
+            {"model": {"uneven": 0.5, "states_per_word": 4}},
+            "uneven says how blocks share the states, but there are no blocks",
+        ),
         ({"model": {"states_per_word": 0}}, "states_per_word is 0 but must be at least 1"),
         (
             {"model": {"states_per_word": 4, "blocks": 2}},
@@ -487,6 +493,19 @@ def test_hmms_can_be_trained_by_plain_descent_on_streams_that_vary():
 def test_settings_that_only_go_with_others(tables, message):
     with pytest.raises(InputError, match=message):
         make_config(tables, NEURAL)
+
+
+def test_uneven_blocks_need_not_divide_the_states():
+    def sizes(vocab_size: int = 5000, **model):
+        config, _ = with_sizes(make_config({"model": model}), 1_000_000, vocab_size)
+        return config.model.states, config.model.blocks
+
+    assert sizes(states=1000, blocks=64, uneven=0.5) == (1000, 64)
+    assert sizes(blocks=60, uneven=0.5) == (4096, 60) and sizes(uneven=0.5) == (4096, 128)
+    with pytest.raises(InputError, match="1,000 states cannot be shared equally among 64 blocks"):
+        sizes(states=1000, blocks=64)
+    with pytest.raises(InputError, match="this text is small and would have none; say how many"):
+        sizes(100, uneven=0.5)
 
 
 def test_states_by_chance_are_no_blocks():

@@ -196,6 +196,7 @@ def make_support(corpus: Any, config: Any, indent: int) -> tuple[Any, dict[str, 
         clusters=Path(model.clusters) if model.clusters else None,
         method=model.cluster_by,
         like_hmm_lm=model.like_hmm_lm,
+        uneven=model.uneven,
         indent=indent,
     )
     return support, {"blocks": blocks}

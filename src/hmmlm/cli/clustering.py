@@ -229,6 +229,7 @@ def blocks_support(
     clusters: Path | None,
     method: str,
     like_hmm_lm: bool,
+    uneven: float = 0.0,
     indent: int = 0,
 ) -> tuple[Any, dict[str, Any]]:
     """The support of a blocked model, and facts for its config; says by which rules."""
@@ -237,6 +238,7 @@ def blocks_support(
     from hmmlm.clusters.counts import count_words
     from hmmlm.clusters.paths import clustering_from_paths, read_paths
     from hmmlm.support import Support
+    from hmmlm.train.sizes import uneven_support
 
     words = corpus.tokenizer
     counts = count_words(corpus.split("train"), words.vocab_size)
@@ -277,6 +279,11 @@ def blocks_support(
     say(f"{made.num_blocks:,} blocks ({origin}{when}): {_sizes(sizes)}", indent=indent)
     for rule in made.rules:
         say(rule, indent=indent + 3)
-    each = _states_each(states, made.num_blocks)
-    support = Support.from_clusters(made.block_of_word.tolist(), each)
+    if not uneven:
+        each = _states_each(states, made.num_blocks)
+        support = Support.from_clusters(made.block_of_word.tolist(), each)
+        return support, block_facts(made, counts, origin)
+    support = uneven_support(made, counts, states, uneven)
+    shared = (support.rows >= 0).sum(1)
+    say(f"of {int(shared.min()):,} to {int(shared.max()):,} states", indent=indent + 3)
     return support, block_facts(made, counts, origin)

@@ -85,6 +85,11 @@ def estimate(
     config, reason = with_sizes(make_config(tables), tokens, vocab)
     model, found = config.model, None
     assert model.states is not None
+    if model.uneven:
+        raise InputError(
+            "model.uneven shares the states of blocks by the tokens of a text, which an estimate "
+            "does not have; leave it out, and count on more: a block may have twice as many."
+        )
     if model.clusters:
         path = Path(model.clusters)
         found = count_blocks(path, model.states, like_hmm_lm=model.like_hmm_lm)

@@ -15,6 +15,8 @@ from hmmlm.data.shards import Corpus
 from hmmlm.errors import InputError, counted
 
 METHODS = {"brown": brown, "exchange": exchange}
+MOST = 2
+"""No block has more than so many times the average: steps take time in its square."""
 
 
 class Blocks(NamedTuple):
@@ -85,6 +87,34 @@ def block_facts(made: Blocks, counts: Int[np.ndarray, " V"], origin: str) -> dic
     """What a model's config says of its blocks: where they come from, by which rules, how even."""
     sizes = balance(made.block_of_word, counts)
     return {"origin": origin, "rules": list(made.rules), **sizes._asdict()}
+
+
+def share_states(
+    states: int, tokens: Int[np.ndarray, " M"], uneven: float
+) -> Int[np.ndarray, " M"]:
+    """How many states each block has, in proportion to tokens^uneven: all alike for 0.
+
+    `tokens` are those of the block's words in the training text. Every state is given to a block,
+    one at least to each, and to none more than twice the average.
+    """
+    blocks = len(tokens)
+    if states < blocks:
+        raise InputError(
+            f"{counted(states, 'state')} are fewer than {blocks:,} blocks, each of which needs one."
+        )
+    most = max(1, MOST * states // blocks)
+    weights = np.maximum(tokens, 1).astype(np.float64) ** uneven
+    low, high = 0.0, states / weights.min()
+    for _ in range(100):  # the largest factor that gives no more than there are
+        factor = (low + high) / 2
+        fits = np.clip(factor * weights, 1, most).sum() <= states
+        low, high = (factor, high) if fits else (low, factor)
+    wanted = np.clip(low * weights, 1, most)
+    found = wanted.astype(np.int64)
+    # What rounding has left goes where most was cut off, the first of equals.
+    rest = np.where(found < most, wanted - found, -1)
+    found[np.argsort(-rest, kind="stable")[: states - found.sum()]] += 1
+    return found
 
 
 def corpus_blocks(

@@ -3,8 +3,11 @@
 import dataclasses
 import math
 
+import numpy as np
 import torch
+from jaxtyping import Int
 
+from hmmlm.clusters.blocks import Blocks, share_states
 from hmmlm.errors import InputError
 from hmmlm.hmm import HMM
 from hmmlm.params import pretrained
@@ -46,7 +49,12 @@ def _chosen(config: Config, tokens: int, vocab_size: int, tags: int) -> tuple[Co
     if blocks is None:
         blocks = max(1, states // 32) if vocab_size > 200 else 0
         blocks = blocks if blocks > 3 and states % blocks == 0 else 0
-    elif blocks:
+        if model.uneven and not blocks:
+            raise InputError(
+                "uneven says how blocks share the states, but this text is small and would have "
+                "none; say how many: model.blocks."
+            )
+    elif blocks and not model.uneven:
         states = max(1, states // blocks) * blocks
     chosen = dataclasses.replace(model, states=states, blocks=blocks)
     reason = f" in {blocks:,} blocks" if blocks else ""
@@ -67,6 +75,16 @@ def plain_support(config: Config, vocab_size: int) -> Support | None:
     return Support.dense(vocab_size, model.states)
 
 
+def uneven_support(
+    made: Blocks, counts: Int[np.ndarray, " V"], states: int, uneven: float
+) -> Support:
+    """Blocks that share states as the tokens of their words go (`clusters.blocks.share_states`)."""
+    tokens = np.zeros(made.num_blocks, np.int64)
+    np.add.at(tokens, made.block_of_word, counts)
+    shared = share_states(states, tokens, uneven)
+    return Support.from_clusters(made.block_of_word.tolist(), shared.tolist())
+
+
 def with_start(config: Config, hmm: HMM) -> Config:
     """The configuration with the states and blocks of the model that training starts from."""
     rows, states = hmm.support.rows, hmm.num_states
@@ -77,10 +95,11 @@ def with_start(config: Config, hmm: HMM) -> Config:
         raise InputError(
             f"states is {given.states:,} but {config.learner.start} has {states:,}; leave it out."
         )
-    if given.clusters or given.states_per_word or given.blocks not in (None, blocks):
+    own = given.clusters or given.states_per_word or given.uneven
+    if own or given.blocks not in (None, blocks):
         raise InputError(
             f"train.start is {config.learner.start}, which has its own emission blocks; leave out "
-            f"blocks, clusters and states_per_word."
+            f"blocks, clusters, uneven and states_per_word."
         )
     return dataclasses.replace(
         config, model=dataclasses.replace(given, states=states, blocks=blocks)
