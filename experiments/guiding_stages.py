@@ -5,14 +5,15 @@
 prompts, text (of the language model), states (that it sees in it), guide (the HMM), gap (how far it
 is from the language model), texts (guided, masked, rejected), page, bench and bench-guide (what
 guiding takes, with random tables and with the guide's). All is made in `--work`; what is small (the
-log, the lines and the page) is copied to `--out` after each stage. Stopped at any point, the same
-command goes on. `--smoke` is all of it at sizes for a small CPU.
+log, the lines and the page) is copied to `--out` now and then. Stopped at any point, by `--seconds`
+or a signal, the same command goes on. `--smoke` is all of it at sizes for a small CPU.
 """
 
 import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.results import add_lines, read_lines
+from experiments.runner import TO_STOP, Stop
 
 # 57 million tokens are more than 50 million that the model drew: a text, of about 50 tokens, begins
 # with five of the prompt.
@@ -37,6 +39,8 @@ SMOKE = {
 MEMORY = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 LOG, LINES, BENCH, PAGE = "stages.log", "guiding.jsonl", "bench.jsonl", "guided.md"
 Stage = tuple[str, list[str]]
+BETWEEN = 20
+"""Seconds after which what is small is copied again."""
 
 
 def stages(given: argparse.Namespace, size: dict[str, int]) -> list[Stage]:
@@ -52,6 +56,8 @@ def stages(given: argparse.Namespace, size: dict[str, int]) -> list[Stage]:
     learn += [f"--set=train.epochs={size['epochs']}"]
     learn += given.set
     train = [*tool, "train", f"--resume={guide}"] if guide.exists() else learn
+    if (guide / "config.json").exists():  # trained, and stopped while it was measured
+        train = [*tool, "info", str(guide)]
     lines, tokenizer = work / LINES, corpus / "tokenizer.json"
     asked = [f"--prompts={size['asked']}", f"--count={size['count']}"]
     bench = ["-m", "benchmarks.guiding", str(tokenizer), f"--commit={given.commit}"]
@@ -78,6 +84,31 @@ def hand_over(work: Path, out: Path) -> None:
             shutil.copy(work / name, out / name)
 
 
+def call(command: list[str], given: argparse.Namespace, stop: Stop) -> int:
+    """The status of a command, which is asked to stop when that is due, and writes into the log."""
+    asked, copied = float("inf"), time.monotonic()
+    with (given.work / LOG).open("a") as file:
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            stdout=file,
+            stderr=file,
+            env={**MEMORY, **os.environ},
+            process_group=0,  # a signal comes to this process alone, which passes it on once
+        )
+        while (status := process.poll()) is None:
+            now = time.monotonic()
+            if stop.is_due and asked == float("inf"):
+                process.send_signal(signal.SIGTERM)
+                asked = now
+            elif now > asked + TO_STOP:
+                process.kill()
+            if now > copied + BETWEEN:
+                hand_over(given.work, given.out)
+                copied = now
+            time.sleep(0.05)
+    return status
+
+
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -88,6 +119,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--commit", required=True, help="what the code is")
     parser.add_argument("--dtype", default="bfloat16", help="of the model that draws the text")
     parser.add_argument("--until", default="bench-guide", help="the last stage to run")
+    parser.add_argument("--seconds", type=float, help="after which it stops, to go on later")
     parser.add_argument("--set", action="append", default=[], help="of training, such as K=V")
     parser.add_argument("--smoke", action="store_true", help="tiny, to see that all of it runs")
     given = parser.parse_args(words)
@@ -99,30 +131,36 @@ def main(words: Sequence[str] | None = None) -> int:
     names = [name for name, _ in stages(given, size)]
     if given.until not in names:
         parser.error(f"--until is {given.until!r} but must be one of {', '.join(names)}.")
-    for name in names[: names.index(given.until) + 1]:
-        done = {line["stage"]: line for line in read_lines(kept)}
-        if name in done:
-            print(f"{name}: done before, in {done[name]['seconds']:.1f} s", flush=True)
-            continue
-        command = dict(stages(given, size))[name]  # as things stand now
-        print(f"{name}: {' '.join(command)}", flush=True)
-        began = time.perf_counter()
-        with log.open("a") as file:
-            file.write(f"== {name}: {' '.join(command)}\n")
-            file.flush()
-            call, env = [sys.executable, *command], {**MEMORY, **os.environ}
-            status = subprocess.run(call, stdout=file, stderr=file, env=env).returncode
-        seconds = round(time.perf_counter() - began, 1)
-        tail = log.read_text(errors="replace").splitlines()[-4:]
-        print("\n".join(f"    {line[:300]}" for line in tail), flush=True)
-        hand_over(given.work, given.out)
-        print(f"{name}: exit status {status} after {seconds} s", flush=True)
-        if status:
-            return status
-        add_lines(kept, [{"stage": name, "seconds": seconds}])
+    stop = Stop() if given.seconds is None else Stop(time.monotonic() + given.seconds)
+    with stop.heard():
+        for name in names[: names.index(given.until) + 1]:
+            done = {line["stage"]: line for line in read_lines(kept)}
+            if name in done:
+                print(f"{name}: done before, in {done[name]['seconds']:.1f} s", flush=True)
+                continue
+            if stop.is_due:
+                break
+            command = dict(stages(given, size))[name]  # as things stand now
+            print(f"{name}: {' '.join(command)}", flush=True)
+            began = time.perf_counter()
+            with log.open("a") as file:
+                file.write(f"== {name}: {' '.join(command)}\n")
+            status = call(command, given, stop)
+            seconds = round(time.perf_counter() - began, 1)
+            tail = log.read_text(errors="replace").splitlines()[-4:]
+            print("\n".join(f"    {line[:300]}" for line in tail), flush=True)
+            hand_over(given.work, given.out)
+            print(f"{name}: exit status {status} after {seconds} s", flush=True)
+            if status and stop.is_due:
+                break
+            if status:
+                return status
+            add_lines(kept, [{"stage": name, "seconds": seconds}])
+    done = [line["stage"] for line in read_lines(kept)]
+    left = [name for name in names[: names.index(given.until) + 1] if name not in done]
     hand_over(given.work, given.out)
     total = sum(line["seconds"] for line in read_lines(kept))
-    print(json.dumps({"seconds": round(total, 1), "until": given.until}))
+    print(json.dumps({"seconds": round(total, 1), "until": given.until, "left": left}))
     return 0
 
 

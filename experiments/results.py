@@ -68,6 +68,8 @@ def make_lines(
         if row.taught is not None or row.layers is not None:
             config |= {"taught": asdict(row.taught) if row.taught else None}
             config |= {"layers": asdict(row.layers) if row.layers else None}
+        if row.drawn is not None:
+            config |= {"drawn": asdict(row.drawn)}
         for mode in row.modes:
             line = {
                 **_about(experiment, row),

@@ -19,7 +19,7 @@ TINY = {
 }
 """What a row has instead where it is only to be seen running."""
 
-TINY_TEACHER = ("model.width=16", "model.context=8")
+TINY_TEACHERS = {"decoder": ("model.context=8",), "awd_lstm": ("model.embedding=16",)}
 TINY_DISTILL = ("distill.tokens=2000", "distill.points=1000", "distill.iterations=2")
 SLOW = (
     "train.precision",
@@ -54,7 +54,7 @@ def digest(said: Any) -> str:
 
 @dataclass(frozen=True)
 class Teacher:
-    """A decoder of ours, trained on a row's text with `settings`, or a model of Hugging Face's.
+    """A network of ours, trained on a row's text with `settings`, or a model of Hugging Face's.
 
     That is in the `folder` of --data. `options` are of the distill table: what of it is heard.
     """
@@ -63,11 +63,26 @@ class Teacher:
     settings: tuple[str, ...] = ()
     folder: str = ""
     options: tuple[str, ...] = ()
+    kind: str = "decoder"
 
     def shrink(self) -> "Teacher":
         heard = tuple(option for option in self.options if "random" in option)
-        tiny = (*TINY_TEACHER, "train.epochs=1", "data.batch_size=4", "data.length=8")
-        return Teacher(self.name, tiny, "", heard)
+        tiny = ("model.width=16", *TINY_TEACHERS.get(self.kind, ()))
+        tiny += ("train.epochs=1", "data.batch_size=4", "data.length=8")
+        return Teacher(self.name, tiny, "", heard, self.kind)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Text that a teacher draws, so many tokens as a stream of sentences, to be read beside the
+    row's own.
+    """
+
+    teacher: Teacher
+    tokens: int
+
+    def shrink(self) -> "Drawn":
+        return Drawn(self.teacher.shrink(), 2000)
 
 
 @dataclass(frozen=True)
@@ -84,7 +99,8 @@ class Row:
 
     `settings` are those of `hmmlm train --set`, beside the kind, states, blocks, seed and epochs.
     `mode` is the evaluation mode it is trained for, of the `modes` it is read in. It may be
-    `taught` the first tokens' states, and begin with the layers of another model. Numbers that the
+    `taught` the first tokens' states, begin with the layers of another model, and read text that
+    another one has `drawn` beside its own: epochs are then of both. Numbers that the
     paper does not print are None. `text` is what it is trained on instead of the dataset, to be
     seen running. One of many that are compared is not `tested`: only validation text is read.
     """
@@ -99,6 +115,7 @@ class Row:
     modes: tuple[str, ...] = BOTH
     taught: Taught | None = None
     layers: Teacher | None = None
+    drawn: Drawn | None = None
     seed: int = 1111
     epochs: int = 14
     paper_val: float | None = None
@@ -130,7 +147,8 @@ class Row:
     def run(self) -> str:
         """A name for the training: rows of the same settings, in whatever table, share it."""
         text = self.text or self.dataset
-        heard = [asdict(part) for part in (self.taught, self.layers) if part is not None]
+        parts = (self.taught, self.layers, self.drawn)
+        heard = [asdict(part) for part in parts if part is not None]
         return f"{text}-{self.kind}-{digest([text, sorted(self.changes), *heard])}"
 
     @property
@@ -149,7 +167,7 @@ class Row:
         """The same training on the head of its text, once over, without a teacher's states."""
         kept = tuple(f"{key}={value}" for key, value in self.table.items() if key not in WHOLE)
         text = f"{self.text or self.dataset}{HEAD}"
-        return replace(self, text=text, settings=kept, taught=None, epochs=1)
+        return replace(self, text=text, settings=kept, taught=None, drawn=None, epochs=1)
 
     def shrink(self) -> "Row":
         """The same kind of training in seconds."""
@@ -167,6 +185,7 @@ class Row:
             text=BUILTIN,
             taught=taught,
             layers=self.layers and self.layers.shrink(),
+            drawn=self.drawn and self.drawn.shrink(),
             states=self.states and 32,
             blocks=self.blocks and 8,
             settings=tuple(f"{key}={value}" for key, value in sorted(kept.items())),

@@ -38,6 +38,9 @@ TIMES = RESULTS.with_name("chiu_rush_2020_times.jsonl")
 LENGTHS = {"train": 300_000, "valid": 16_000, "test": 1_000}
 """Tokens of the head of a text, which times are taken on."""
 
+STREAM = 1000
+"""Tokens of a stream of sentences that a teacher draws; its last one is cut."""
+
 TO_STOP = 120
 """Seconds that a training has to write a checkpoint; then it is ended."""
 
@@ -135,7 +138,6 @@ class Runner:
 
     def __init__(self, given: argparse.Namespace, stop: Stop) -> None:
         self.given, self.stop = given, stop
-        self.measuring = threading.Lock()  # one at a time, so that its times mean something
         self.making: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self.commit = given.commit or _commit()
         self.device = _device(given.device)
@@ -184,9 +186,8 @@ class Runner:
             job.note(commits=[*known, *({self.commit} - set(known))])  # of all calls
             if kind != KNESER_NEY and not job.notes.get("trained"):
                 self._train(job, self._heard(job.row))
-            with self.measuring:
-                self.stop.check()
-                self._measure(job)
+            self.stop.check()
+            self._measure(job)
             commits = "+".join(job.notes["commits"])
             make = make_times if self.given.time else make_lines
             add_lines(self.given.out, make(job.wanted, job.notes, commits))
@@ -224,15 +225,32 @@ class Runner:
         if teacher.folder:
             return self.given.data / teacher.folder
         text, corpus = row.text or row.dataset, self.corpus(row)
-        folder = self.given.work / "teachers" / f"{text}-{digest(teacher.settings)}"
+        folder = (
+            self.given.work / "teachers" / f"{text}-{digest((teacher.kind, *teacher.settings))}"
+        )
         done = folder.with_name(f"{folder.name}.done")  # one that failed has a folder too
         with self.making[str(folder)]:
             if not done.exists():
                 command = ["train", str(corpus), "--out", str(folder), "--resume-if-begun"]
-                command += ["--model=decoder", "--device", self.device]
+                command += [f"--model={teacher.kind}", "--device", self.device]
                 self._call([*command, *(f"--set={change}" for change in teacher.settings)], folder)
                 done.touch()
         return folder.absolute()
+
+    def _text(self, row: Row) -> Path:
+        """What a row is trained on: its text, and what a teacher has drawn beside it, once."""
+        corpus = self.corpus(row)
+        if row.drawn is None:
+            return corpus
+        teacher = self._teacher(row, row.drawn.teacher)
+        name = digest((str(corpus), teacher.name, row.drawn.tokens))
+        folder = self.given.work / "drawn" / f"{name}.corpus"
+        with self.making[str(folder)]:
+            if not folder.exists():
+                command = ["sample-corpus", str(teacher), f"--beside={corpus}", f"--out={folder}"]
+                command += [f"--tokens={row.drawn.tokens}", f"--length={STREAM}", "--go-on"]
+                self._call([*command, "--device", self.device], folder)
+        return folder
 
     def _states(self, row: Row, taught: Taught) -> Path:
         """The folder of the states that a teacher gives a text; made once."""
@@ -265,7 +283,7 @@ class Runner:
 
     def _train(self, job: Job, heard: Sequence[str]) -> None:
         said, log = job.folder.with_suffix(".out"), job.folder.with_suffix(".log")
-        words = ["train", str(self.corpus(job.row)), "--out", str(job.folder)]
+        words = ["train", str(self._text(job.row)), "--out", str(job.folder)]
         words += ["--resume-if-begun", "--json", "--device", self.device]
         words += [f"--set={change}" for change in (*self._changes(job.row), *heard)]
         has_file = job.row.clusters is not None and self.given.clusters is not None
@@ -336,7 +354,7 @@ class Runner:
         from experiments.measuring import measure_kneser_ney, measure_model, measure_times
         from hmmlm.data.shards import Corpus
 
-        corpus = Corpus.open(self.corpus(job.row))
+        corpus = Corpus.open(self.corpus(job.row), verify=False)  # the training did
         if job.row.kind == KNESER_NEY:
             measured = measure_kneser_ney(corpus, self.stop.check)
             job.note(seconds=measured.pop("seconds"), peak_bytes=None, workers=self.given.workers)

@@ -3,7 +3,16 @@
 python -m experiments.past.ablation --data DIR --work DIR --clusters DIR --workers 6
 """
 
-from experiments.past.recipes import AVERAGED, BASE, CHOSEN, FALLING, SEEDS, UNTIED, settings
+from experiments.past.recipes import (
+    AVERAGED,
+    BASE,
+    CHOSEN,
+    FALLING,
+    SEEDS,
+    UNEVEN,
+    UNTIED,
+    settings,
+)
 from experiments.rows import Row
 from experiments.runner import main
 
@@ -11,9 +20,10 @@ EXPERIMENT = "past/ablation"
 
 WITHOUT: dict[str, dict[str, str]] = {
     "all of it": CHOSEN,
-    "- average": {**BASE, **FALLING},
-    "- falling dropout (0.3 throughout)": {**BASE, **AVERAGED},
-    "- both: packed": BASE,
+    "- average": {**BASE, **FALLING, **UNEVEN},
+    "- falling dropout (0.3 throughout)": {**BASE, **AVERAGED, **UNEVEN},
+    "- uneven blocks": {**BASE, **AVERAGED, **FALLING},
+    "- all three: packed": BASE,
     "- small start (N(0, 1))": {**CHOSEN, "model.scale": "1.0"},
     "- decay": {**CHOSEN, "train.weight_decay": "0.0"},
     "- network": {**CHOSEN, **UNTIED},

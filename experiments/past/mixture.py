@@ -1,9 +1,12 @@
-"""Mixtures of the seeds of `final`, one HMM each, then with powers that suit validation text.
+"""The seeds of `final`, each flatter, and mixtures of them, one HMM each.
 
     python -m experiments.past.mixture --work DIR [--out FILE] [--smoke]
 
-after `final` has run in that folder. Weights and powers are found on validation text. A mixture
-whose models are not all there is left out, and one whose lines are there is not made again.
+after `final` has run in that folder. Powers and weights are found on validation text, powers of
+each model by itself: a mixture of the flatter ones is then no wider to search than they are. Read
+by sentence alone: in a stream one part of a mixture has all the weight soon, and the others become
+too improbable for fast arithmetic. What is not all there is left out, and what has its lines is not
+made again.
 """
 
 import argparse
@@ -34,25 +37,30 @@ def mixtures(rows: Sequence[Row] = ROWS) -> dict[tuple[str, int | None], list[Ro
 
 
 def measure(rows: Sequence[Row], work: Path, device: str, commit: str) -> list[dict[str, Any]]:
-    """Makes a mixture, as it is and flatter; a line for each and each mode."""
+    """Flattens each model, then mixes them, as they are and flatter; a line for each."""
     began = time.monotonic()
-    places = [work / "runs" / row.run for row in rows]
-    mixed = work / "mixtures" / digest([row.run for row in rows])
     text = work / f"{rows[0].text or rows[0].dataset}.corpus"
-    flat = mixed.with_name(f"{mixed.name}-flat")
-    if not mixed.exists():
-        _call("mix", *places, f"--out={mixed}", f"--weigh-on={text}", f"--device={device}")
-    if not flat.exists():
-        _call("temper", mixed, f"--out={flat}", f"--on={text}", f"--device={device}")
+    runs = [row.run for row in rows]
+    places = [work / "runs" / run for run in runs]
+    flat = [work / "mixtures" / f"{run}-flat" for run in runs]
+    for place, flatter in zip(places, flat, strict=True):
+        if not flatter.exists():
+            _call("temper", place, f"--out={flatter}", f"--on={text}", f"--device={device}")
+    several = f"{len(rows)} x {rows[0].states:,} states"
+    named = {f"{row.name}, flatter": place for row, place in zip(rows, flat, strict=True)}
+    for name, parts in ((several, places), (f"{several}, flatter", flat)):
+        mixed = named[name] = work / "mixtures" / digest([name, runs])
+        if not mixed.exists():
+            how = (f"--out={mixed}", f"--weigh-on={text}", f"--device={device}")
+            _call("mix", *parts, *how)
     made = []
-    for folder, end in ((mixed, ""), (flat, ", flatter")):
+    for name, folder in named.items():
         about = {"experiment": "past/mixture", "dataset": rows[0].dataset, "commit": commit}
-        about["row"] = f"{len(rows)} x {rows[0].states:,} states{end}"
-        for line in _read(folder, text, rows[0].modes, device):
-            line["config"] |= {"run": folder.name, "of": EXPERIMENT}
-            line["config"]["runs"] = [row.run for row in rows]
-            line["config"] |= {"text": rows[0].text or rows[0].dataset, "workers": 1}
-            made.append({**line, **about, "seconds": round(time.monotonic() - began, 1)})
+        line = _read(folder, text, device)
+        line["config"] |= {"run": folder.name, "of": EXPERIMENT, "runs": runs}
+        line["config"] |= {"text": rows[0].text or rows[0].dataset, "workers": 1}
+        line |= {"row": name, "seconds": round(time.monotonic() - began, 1), **about}
+        made.append(line)
     return made
 
 
@@ -61,25 +69,23 @@ def _call(*words: Any) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
-def _read(folder: Path, text: Path, modes: Sequence[str], device: str) -> list[dict[str, Any]]:
-    """Perplexity of validation and test text by a model, a line for each mode."""
+def _read(folder: Path, text: Path, device: str) -> dict[str, Any]:
+    """Perplexity of validation and test text by a model, by sentence, as a line."""
     from hmmlm.data.shards import Corpus
     from hmmlm.evaluate import evaluate
     from hmmlm.model import Model
 
-    model, corpus = Model.load(folder, device=device), Corpus.open(text)
-    made = []
-    for mode in modes:
-        line: dict[str, Any] = dict.fromkeys(KEYS)
-        for key, split in (("val", "valid"), ("test", "test")):
-            eos, held_out = corpus.tokenizer.eos_id, corpus.split(split)
-            found = evaluate(model.lm, held_out, mode=mode, eos_id=eos, device=device)
-            line |= {key: found.perplexity, f"tokens_{key}": found.tokens}
-        weights = [part["weight"] for part in model.config["parts"]]
-        line |= {"states": model.hmm.num_states, "mode": mode, "device": device_name(device)}
-        line["config"] = {"weights": weights, "powers": model.config.get("powers")}
-        made.append(line)
-    return made
+    model, corpus, mode = Model.load(folder, device=device), Corpus.open(text), "sentence"
+    line: dict[str, Any] = dict.fromkeys(KEYS)
+    for key, split in (("val", "valid"), ("test", "test")):
+        eos, held_out = corpus.tokenizer.eos_id, corpus.split(split)
+        found = evaluate(model.lm, held_out, mode=mode, eos_id=eos, device=device)
+        line |= {key: found.perplexity, f"tokens_{key}": found.tokens}
+    line |= {"states": model.hmm.num_states, "mode": mode, "device": device_name(device)}
+    parts = model.config.get("parts", [])
+    line["config"] = {"weights": [part["weight"] for part in parts]}
+    line["config"]["powers"] = model.config.get("powers")
+    return line
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -7,7 +7,7 @@ states see whether a change that costs time at 2^14 is worth it. What wins goes 
 `recipes.CHOSEN`, which `final` trains with three seeds and tests once.
 """
 
-from experiments.past.recipes import AVERAGED, BASE, FALLING, UNTIED, settings
+from experiments.past.recipes import AVERAGED, BASE, FALLING, UNEVEN, UNTIED, settings
 from experiments.rows import Row
 from experiments.runner import main
 
@@ -45,6 +45,8 @@ ROWS = (
     _row("decay of words 0.2", *BOTH, {"train.decay_words": "0.2"}),
     _row("exchange", *BOTH, {"model.cluster_by": "exchange"}),
     _row("256 blocks", *BOTH, blocks=256),
+    _row("uneven 0.3", *BOTH, {"model.uneven": "0.3"}),
+    _row("uneven 0.5", *BOTH, UNEVEN),
     _row("three tables", *BOTH, {"model.split": "true"}),
     _row("untied, no network", *BOTH, UNTIED, kind="lowrank"),
     _row("untied, decay of states 0.3", *BOTH, UNTIED, {"train.decay_states": "0.3"},

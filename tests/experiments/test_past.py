@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from experiments.past import ablation, final, million, mixture, search, small, tables
+from experiments.past import ablation, drawn, final, million, mixture, search, small, tables
 from experiments.past.mixture import mixtures
 from experiments.past.recipes import BASE, SEEDS
 from experiments.results import is_done, take_over
@@ -31,7 +31,7 @@ def test_every_row_is_a_training(name: str, row: Row) -> None:
 def test_names_and_numbers() -> None:
     names = [(name, row.name, row.dataset) for name, row in EVERY]
     assert len(set(names)) == len(names)
-    for module in (search, final, ablation, million):
+    for module in (search, drawn, final, ablation, million):
         assert len({row.run for row in module.ROWS}) == len(module.ROWS)
     assert {len(rows) for rows in mixtures().values()} == {len(SEEDS)}
     assert sorted(row.states for row in million.ROWS if row.name.endswith("256"))[-1] == 2**20
@@ -49,23 +49,33 @@ def test_what_is_taken_away_shares_trainings_with_the_search() -> None:
     assert shared == {
         f"{name}, seed 1111": f"{other}, 2^14"
         for name, other in (
-            ("all of it", "dropout 0.5 to 0, averaged"),
-            ("- average", "dropout 0.5 to 0"),
-            ("- falling dropout (0.3 throughout)", "averaged 0.9998"),
-            ("- both: packed", "packed"),
-            ("- network", "untied, no network"),
-            ("- Brown (exchange)", "exchange"),
+            ("all of it", "uneven 0.5"),
+            ("- uneven blocks", "dropout 0.5 to 0, averaged"),
+            ("- all three: packed", "packed"),
         )
     }
 
 
 def test_lines_of_a_mixture_say_what_others_do(tmp_path: Path, monkeypatch) -> None:
-    made = {"config": {"weights": [1.0], "powers": None}, "val": 2.0}
-    monkeypatch.setattr(mixture, "_call", lambda *words: None)
-    monkeypatch.setattr(mixture, "_read", lambda *given: [{**made, "config": {**made["config"]}}])
-    rows = [replace(row, text="head") for row in final.ROWS[:1]]
-    for line in mixture.measure(rows, tmp_path, "cpu", "none"):
+    called = []
+    monkeypatch.setattr(mixture, "_call", lambda *words: called.append(words))
+    monkeypatch.setattr(mixture, "_read", lambda *given: {"config": {}, "val": 2.0})
+    rows = [replace(row, text="head") for row in final.ROWS[:3]]
+    lines = mixture.measure(rows, tmp_path, "cpu", "none")
+    assert [line["row"] for line in lines] == [
+        *(f"{row.name}, flatter" for row in rows),
+        "3 x 32,768 states",
+        "3 x 32,768 states, flatter",
+    ]
+    for line in lines:
         assert (line["config"]["text"], line["config"]["workers"]) == ("head", 1)
+        assert line["config"]["runs"] == [row.run for row in rows]
+    # Each is flattened by itself, then they are mixed: as they are, and the flatter ones.
+    verbs = [words[0] for words in called]
+    assert verbs == ["temper"] * 3 + ["mix"] * 2
+    flat = [words[2].removeprefix("--out=") for words in called[:3]]
+    assert [str(part) for part in called[4][1:4]] == flat
+    assert [str(part) for part in called[3][1:4]] == [str(words[1]) for words in called[:3]]
 
 
 def test_the_best_recipe_is_the_first_of_the_search() -> None:

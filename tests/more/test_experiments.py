@@ -142,7 +142,10 @@ def test_guiding_from_a_language_model_to_the_page(tmp_path: Path) -> None:
     call += [f"--out={tmp_path / 'out'}", "--commit=x", "--smoke"]
     begun = run(*call, "--until=states")
     assert begun["until"] == "states" and not (tmp_path / "work/guide").exists()
-    assert run(*call)["seconds"] > begun["seconds"]
+    stopped = run(*call, "--seconds=0")
+    assert stopped["left"][0] == "guide" and stopped["seconds"] == begun["seconds"]
+    whole = run(*call)
+    assert whole["seconds"] > begun["seconds"] and not whole["left"]
     lines = read(tmp_path / "out/guiding.jsonl")
     assert [line["method"] for line in lines] == [m for m in guiding.METHODS for _ in range(2)]
     assert all(all(line["met"]) for line in lines if line["method"] != "rejection")
@@ -151,6 +154,13 @@ def test_guiding_from_a_language_model_to_the_page(tmp_path: Path) -> None:
     assert "guided against mask" in (tmp_path / "out/guided.md").read_text()
     log = (tmp_path / "out/stages.log").read_text()
     assert "nats per token" in log and "of them drawn" in log
+    # Stopped after the guide was written and before that was noted: it is not trained again.
+    noted = tmp_path / "work/stages.jsonl"
+    kept = [line for line in noted.read_text().splitlines(True) if '"guide"' not in line]
+    noted.write_text("".join(kept))
+    written = (tmp_path / "work/guide/model.safetensors").stat().st_mtime_ns
+    assert not run(*call)["left"]
+    assert (tmp_path / "work/guide/model.safetensors").stat().st_mtime_ns == written
     # What is done is done: a guide is not trained, and texts are not written, twice.
     again = subprocess.run(command(*call), capture_output=True, text=True, cwd=ROOT)
     assert again.stdout.count("done before") == 9 and read(tmp_path / "out/guiding.jsonl") == lines

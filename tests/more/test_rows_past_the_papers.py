@@ -13,7 +13,7 @@ def past(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("past")
 
 
-@pytest.mark.parametrize("table", ["small", "search", "final", "ablation", "million"])
+@pytest.mark.parametrize("table", ["small", "search", "drawn", "final", "ablation", "million"])
 def test_rows_past_the_papers(table: str, past: Path) -> None:
     said = run(f"past.{table}", "--smoke", "--work", str(past), "--workers", "2")
     assert said["rows"] == said["done"] > 0 and not said["left"] and not said["failed"]
@@ -23,8 +23,10 @@ def test_rows_past_the_papers(table: str, past: Path) -> None:
     assert all((line["test"] is not None) == is_tested for line in lines)
     if table == "final":
         assert run("past.mixture", "--smoke", "--work", str(past))["made"] > 0
-        mixed, _, flatter, _ = read(past / "results.jsonl")[-4:]
+        alone, _, _, mixed, flatter = read(past / "results.jsonl")[-5:]
         single = next(line for line in lines if line["mode"] == "sentence")
         assert mixed["val"] == pytest.approx(single["val"], rel=1e-3)  # of one training thrice
-        assert flatter["row"] == f"{mixed['row']}, flatter" and flatter["val"] <= mixed["val"]
+        assert alone["row"].endswith("seed 1111, flatter") and alone["val"] <= single["val"]
+        assert flatter["row"] == f"{mixed['row']}, flatter"
+        assert flatter["val"] == pytest.approx(alone["val"], rel=1e-3)
         assert run("past.mixture", "--smoke", "--work", str(past))["made"] == 0
