@@ -39,6 +39,9 @@ SMOKE = {
 MEMORY = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 LOG, LINES, BENCH, PAGE = "stages.log", "guiding.jsonl", "bench.jsonl", "guided.md"
 Stage = tuple[str, list[str]]
+STOPPED = (-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM)
+"""How a command ends that was asked to stop; any other status but 0 is a failure."""
+
 BETWEEN = 20
 """Seconds after which what is small is copied again."""
 
@@ -95,17 +98,20 @@ def call(command: list[str], given: argparse.Namespace, stop: Stop) -> int:
             env={**MEMORY, **os.environ},
             process_group=0,  # a signal comes to this process alone, which passes it on once
         )
-        while (status := process.poll()) is None:
-            now = time.monotonic()
-            if stop.is_due and asked == float("inf"):
-                process.send_signal(signal.SIGTERM)
-                asked = now
-            elif now > asked + TO_STOP:
-                process.kill()
-            if now > copied + BETWEEN:
-                hand_over(given.work, given.out)
-                copied = now
-            time.sleep(0.05)
+        try:
+            while (status := process.poll()) is None:
+                now = time.monotonic()
+                if stop.is_due and asked == float("inf"):
+                    process.send_signal(signal.SIGTERM)
+                    asked = now
+                elif now > asked + TO_STOP:
+                    process.kill()
+                if now > copied + BETWEEN:
+                    hand_over(given.work, given.out)
+                    copied = now
+                time.sleep(0.05)
+        finally:
+            process.kill()  # where it has ended, nothing
     return status
 
 
@@ -131,6 +137,9 @@ def main(words: Sequence[str] | None = None) -> int:
     names = [name for name, _ in stages(given, size)]
     if given.until not in names:
         parser.error(f"--until is {given.until!r} but must be one of {', '.join(names)}.")
+    # Of all calls, also of stages that are not over.
+    times = given.work / "seconds.json"
+    spent = json.loads(times.read_text()) if times.exists() else {}
     stop = Stop() if given.seconds is None else Stop(time.monotonic() + given.seconds)
     with stop.heard():
         for name in names[: names.index(given.until) + 1]:
@@ -146,12 +155,14 @@ def main(words: Sequence[str] | None = None) -> int:
             with log.open("a") as file:
                 file.write(f"== {name}: {' '.join(command)}\n")
             status = call(command, given, stop)
-            seconds = round(time.perf_counter() - began, 1)
+            spent[name] = round(spent.get(name, 0.0) + time.perf_counter() - began, 1)
+            times.write_text(json.dumps(spent))
+            seconds = spent[name]
             tail = log.read_text(errors="replace").splitlines()[-4:]
             print("\n".join(f"    {line[:300]}" for line in tail), flush=True)
             hand_over(given.work, given.out)
             print(f"{name}: exit status {status} after {seconds} s", flush=True)
-            if status and stop.is_due:
+            if status in STOPPED and stop.is_due:
                 break
             if status:
                 return status

@@ -157,5 +157,5 @@ def _count(model: Any) -> int:
         return sum(parameter.numel() for parameter in model.network.parameters())
     tables = {name: model.config["training"][name] for name in ("data", "model", "train")}
     support = model.hmm.support
-    blocks = len(support.rows) if support.is_partition else 1
-    return count_parameters(make_config(tables), model.tokenizer.vocab_size, blocks)
+    sizes = (model.tokenizer.vocab_size, support.num_blocks, support.width)
+    return count_parameters(make_config(tables), *sizes)

@@ -62,6 +62,7 @@ OF_STATES = (
     "model.cluster_by",
     "model.clusters",
     "model.like_hmm_lm",
+    "model.uneven",
 )
 """What of a row decides which states a teacher can give."""
 
@@ -243,7 +244,7 @@ class Runner:
         if row.drawn is None:
             return corpus
         teacher = self._teacher(row, row.drawn.teacher)
-        name = digest((str(corpus), teacher.name, row.drawn.tokens))
+        name = digest((corpus.name, teacher.name, row.drawn.tokens, STREAM))
         folder = self.given.work / "drawn" / f"{name}.corpus"
         with self.making[str(folder)]:
             if not folder.exists():
@@ -354,7 +355,8 @@ class Runner:
         from experiments.measuring import measure_kneser_ney, measure_model, measure_times
         from hmmlm.data.shards import Corpus
 
-        corpus = Corpus.open(self.corpus(job.row), verify=False)  # the training did
+        has_been_read = job.row.kind != KNESER_NEY and job.row.drawn is None  # by the training
+        corpus = Corpus.open(self.corpus(job.row), verify=not has_been_read)
         if job.row.kind == KNESER_NEY:
             measured = measure_kneser_ney(corpus, self.stop.check)
             job.note(seconds=measured.pop("seconds"), peak_bytes=None, workers=self.given.workers)

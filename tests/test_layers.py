@@ -40,7 +40,7 @@ ROOMS = [
     ["filling"],
     ["model"],
     ["neural_model"],
-    ["fitting", "drawing"],
+    ["fitting", "model_source"],
     ["calibration"],
     ["worlds", "interchange"],
     ["hf", "explore", "scikit"],

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from commands import tree
-from hmmlm import Model
+from hmmlm import Model, model_source
 from hmmlm.data.shards import Corpus, write_corpus
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.distill import sampling
 from hmmlm.distill.sampling import SampleSettings, read_log_probs, sample_corpus
-from hmmlm.drawing import ModelSource
 from hmmlm.errors import InputError
+from hmmlm.model_source import ModelSource
 from hmmlm.neural_model import NeuralModel
 from hmmlm.support import Support
 from models import make_hmm
@@ -71,8 +71,9 @@ def test_texts_come_as_often_as_they_are_probable(source) -> None:
 
 
 def test_log_probs_are_those_of_the_model(source) -> None:
-    words = dict(zip("abc", WORDS.encode("a b c"), strict=True))
+    words, eos = dict(zip("abc", WORDS.encode("a b c"), strict=True)), WORDS.eos_id
     prompts = [[], [words["a"], words["b"], words["c"]], [words["b"]], []] * 16
+    prompts += [[words["a"], eos, words["c"]], [words["b"], eos]] * 4  # what is given ends no text
     drawn = source.draw(prompts, length=24, generator=generator(1))
     assert len({len(text.tokens) for text in drawn}) > 3
     for prompt, (ids, log_probs) in zip(prompts, drawn, strict=True):
@@ -215,3 +216,37 @@ def test_another_model_is_told_from_this_one(tmp_path) -> None:
     one, same, other = (ModelSource(tmp_path / name) for name in ("one", "same", "other"))
     assert one.signature == same.signature != other.signature
     assert json.dumps(one.signature) and one.rows_together(10) == 64
+    assert ModelSource(tmp_path / "one", goes_on=True).signature != one.signature
+    config = tmp_path / "other/config.json"  # the same weights, read otherwise
+    config.write_text(config.read_text().replace('"context": ', '"context": 1'))
+    assert ModelSource(tmp_path / "other").signature != other.signature
+
+
+def test_text_beside_another_corpus_is_begun_anew(tmp_path, real, monkeypatch) -> None:
+    write("lstm", tmp_path / "model")
+    source, said = ModelSource(tmp_path / "model"), []
+    write_corpus(tmp_path / "longer", WORDS, {"train": LINES * 10})
+    with monkeypatch.context() as patch:
+        patch.setattr(sampling._Work, "draw", lambda self: (_ for _ in ()).throw(Stop))
+        with pytest.raises(Stop):
+            sample_corpus(tmp_path / "new", source, BESIDE, beside=real)
+    longer = Corpus.open(tmp_path / "longer")
+    sample_corpus(tmp_path / "new", source, BESIDE, beside=longer, notice=said.append)
+    assert "the text beside is another" in said[0]
+    text = Corpus.open(tmp_path / "new")
+    assert "test" not in text.splits and text.splits["train"]["tokens"] > 500
+
+
+@pytest.mark.parametrize(("prompts", "length"), [([], 3), ([[0, 0, 0]], 3)])
+def test_nothing_to_begin_with_or_too_much(source, prompts, length) -> None:
+    with pytest.raises(InputError, match=r"give at least one \(it may be empty\), each shorter"):
+        source.draw(prompts, length=length, generator=generator())
+
+
+def test_what_a_network_carries_counts(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(model_source, "rows_that_fit", lambda _, each: each)
+    for kind in ("decoder", "lstm"):
+        write(kind, tmp_path / kind)
+        source = ModelSource(tmp_path / kind)
+        carried = sum(part.numel() for part in source.model.network.cold(1).values())
+        assert source.rows_together(10) >= 4 * (carried + WORDS.vocab_size)

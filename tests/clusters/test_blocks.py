@@ -5,7 +5,7 @@ import pytest
 
 from commands import made_up_lines
 from hmmlm.clusters import blocks as module
-from hmmlm.clusters.blocks import assign_blocks, corpus_blocks, share_states
+from hmmlm.clusters.blocks import assign_blocks, corpus_blocks, states_of_blocks
 from hmmlm.clusters.clustering import balance
 from hmmlm.clusters.kept import kept_clusters
 from hmmlm.data.shards import Corpus, write_corpus
@@ -163,7 +163,7 @@ def test_as_many_blocks_as_there_can_be(corpus):
 @pytest.mark.parametrize("states", [7, 40, 999, 4096])
 def test_every_state_has_a_block_and_frequent_blocks_have_more(uneven, states):
     tokens = np.array([9000, 1, 40, 300, 0, 1200, 55])
-    found = share_states(states, tokens, uneven)
+    found = states_of_blocks(states, tokens, uneven)
     assert found.sum() == states and found.min() >= 1 and found.max() <= 2 * states / 7 + 1
     order = tokens.argsort()
     assert (np.diff(found[order]) >= -1).all()  # but for what rounding leaves
@@ -174,10 +174,17 @@ def test_every_state_has_a_block_and_frequent_blocks_have_more(uneven, states):
 
 
 def test_states_go_with_tokens_to_a_power():
-    assert share_states(130, np.array([100, 900, 2500]), 0.5).tolist() == [15, 43, 72]
-    assert share_states(100, np.array([10, 20, 30, 40]), 1.0).tolist() == [10, 20, 30, 40]
+    assert states_of_blocks(130, np.array([100, 900, 2500]), 0.5).tolist() == [15, 43, 72]
+    assert states_of_blocks(100, np.array([10, 20, 30, 40]), 1.0).tolist() == [10, 20, 30, 40]
     # Not more than twice the average; what that leaves is shared by the others.
-    assert share_states(60, np.array([1, 1, 1000, 1, 1, 1]), 1.0).tolist() == [8, 8, 20, 8, 8, 8]
-    assert share_states(3, np.array([5, 50, 500]), 1.0).tolist() == [1, 1, 1]
+    assert states_of_blocks(60, np.array([1, 1, 1000, 1, 1, 1]), 1.0).tolist() == [
+        8,
+        8,
+        20,
+        8,
+        8,
+        8,
+    ]
+    assert states_of_blocks(3, np.array([5, 50, 500]), 1.0).tolist() == [1, 1, 1]
     with pytest.raises(InputError, match="2 states are fewer than 3 blocks, each of which needs"):
-        share_states(2, np.array([5, 50, 500]), 1.0)
+        states_of_blocks(2, np.array([5, 50, 500]), 1.0)

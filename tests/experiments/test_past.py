@@ -69,7 +69,10 @@ def test_lines_of_a_mixture_say_what_others_do(tmp_path: Path, monkeypatch) -> N
     ]
     for line in lines:
         assert (line["config"]["text"], line["config"]["workers"]) == ("head", 1)
-        assert line["config"]["runs"] == [row.run for row in rows]
+    for line, row in zip(lines, rows, strict=False):
+        assert line["config"]["runs"] == [row.run] and line["seed"] == row.seed
+    for line in lines[3:]:
+        assert line["config"]["runs"] == [row.run for row in rows] and line["seed"] is None
     # Each is flattened by itself, then they are mixed: as they are, and the flatter ones.
     verbs = [words[0] for words in called]
     assert verbs == ["temper"] * 3 + ["mix"] * 2

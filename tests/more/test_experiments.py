@@ -144,6 +144,10 @@ def test_guiding_from_a_language_model_to_the_page(tmp_path: Path) -> None:
     assert begun["until"] == "states" and not (tmp_path / "work/guide").exists()
     stopped = run(*call, "--seconds=0")
     assert stopped["left"][0] == "guide" and stopped["seconds"] == begun["seconds"]
+    # Time is up while the guide is being made: it is asked to stop, which is no failure.
+    stopped = run(*call, "--seconds=1.5")
+    assert stopped["left"][0] == "guide" and stopped["seconds"] == begun["seconds"]
+    assert json.loads((tmp_path / "work/seconds.json").read_text())["guide"] > 1
     whole = run(*call)
     assert whole["seconds"] > begun["seconds"] and not whole["left"]
     lines = read(tmp_path / "out/guiding.jsonl")

@@ -504,8 +504,15 @@ def test_uneven_blocks_need_not_divide_the_states():
     assert sizes(blocks=60, uneven=0.5) == (4096, 60) and sizes(uneven=0.5) == (4096, 128)
     with pytest.raises(InputError, match="1,000 states cannot be shared equally among 64 blocks"):
         sizes(states=1000, blocks=64)
-    with pytest.raises(InputError, match="this text is small and would have none; say how many"):
+    assert sizes(states=1000, uneven=0.5) == (1000, 31)
+    with pytest.raises(InputError, match="256 states for 100 words would have none; say how many"):
         sizes(100, uneven=0.5)
+
+
+def test_a_setting_that_was_added_later_is_nothing_unless_it_is_given():
+    """Else a run that was begun before would be another one now."""
+    assert "uneven" not in make_config({}).as_tables()["model"]
+    assert make_config({"model": {"uneven": 0.5}}).as_tables()["model"]["uneven"] == 0.5
 
 
 def test_states_by_chance_are_no_blocks():

@@ -51,6 +51,21 @@ def test_parameters_are_counted_as_they_are(params, blocks):
     assert count_parameters(config, 20) == sum(p.numel() for p in built.parameters())
 
 
+@pytest.mark.parametrize("params", SETTINGS, ids=str)
+@pytest.mark.parametrize("kind", ["uneven", "uniform"])
+def test_parameters_of_words_that_have_not_as_many_states(params, kind):
+    support = Support.from_clusters(torch.arange(20) % 4, [1, 2, 6, 3])
+    if kind == "uniform":
+        support = Support.uniform(20, 12, 4, generator=torch.Generator().manual_seed(0))
+    if kind == "uniform" and getattr(params, "composed", False):
+        return  # made of blocks
+    model = {"states": 12, "blocks": 0, "kind": params.__module__.split(".")[-1]}
+    config = make_config({"model": {**model, **dataclasses.asdict(params)}})
+    built = params.build(support, generator=torch.Generator())
+    counted = count_parameters(config, 20, support.num_blocks, support.width)
+    assert counted == sum(p.numel() for p in built.parameters())
+
+
 def test_costs_grow_as_they_should():
     def cost(**model):
         tables = {"model": {"kind": "mlp", "width": 64, **model}, "train": {"dropout": 0.5}}

@@ -455,16 +455,18 @@ def test_checks_are_spread_over_an_epoch_and_training_stops_early():
     assert all(torch.equal(a, b) for a, b in zip(_values(model), judged[1], strict=True))
 
 
-def test_averaged_weights_are_those_that_are_kept():
+@pytest.mark.parametrize("decay", [0.5, 0.9, 0.999])
+def test_averaged_weights_are_those_that_are_kept(decay):
     model, batches = scalar(Support.dense(7, 3)), two_batches()
     passed: list[list[Tensor]] = []
-    for _ in steps(model, batches, epochs=2, average=0.9):
+    for _ in steps(model, batches, epochs=2, average=decay):
         passed.append(_values(model))
-    mean = passed[0]
-    for values in passed[1:]:
-        mean = [0.9 * old + 0.1 * new for old, new in zip(mean, values, strict=True)]
-    for ours, truth in zip(_values(model), mean, strict=True):
-        torch.testing.assert_close(ours, truth)
+    # A mean: where steps are few, the first of them counts for no more than others.
+    shares = [decay ** (len(passed) - 1 - step) for step in range(len(passed))]
+    for ours, values in zip(_values(model), zip(*passed, strict=True), strict=True):
+        pairs = zip(shares, values, strict=True)
+        mean = sum(share * value for share, value in pairs) / sum(shares)
+        torch.testing.assert_close(ours, mean)
 
 
 def test_dropout_trains_on_a_part_of_the_states_and_comes_down():

@@ -77,3 +77,15 @@ def test_what_is_refused(make, message: str) -> None:
     with pytest.raises((ValueError, TypeCheckError)) as caught:
         make()
     assert isinstance(caught.value, TypeCheckError) or message in str(caught.value)
+
+
+def test_slots_of_a_dense_support_are_its_states() -> None:
+    dense = Support.dense(3, 4)
+    states = torch.tensor([-1, 0, 3, 4])
+    assert dense.slots_of(torch.zeros(4, dtype=torch.long), states).tolist() == [-1, 0, 3, -1]
+
+
+def test_the_number_of_blocks() -> None:
+    assert Support.from_clusters([0, 1, 1], [1, 5]).num_blocks == 2
+    assert Support.dense(3, 4).num_blocks == 1
+    assert Support.ragged([[0, 1], [1, 2], [3, 0]], 4).num_blocks == 2

@@ -109,7 +109,8 @@ def build_hmm(corpus: Any, config: Any, ranks: Any, indent: int, begun: Path | N
     cost = cost_of(
         config,
         words.vocab_size,
-        blocks=max(1, support.num_states // support.width),
+        blocks=support.num_blocks,
+        each=support.width,
         validation="valid" in corpus.splits,
     )
     say(

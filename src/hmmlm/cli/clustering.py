@@ -229,7 +229,7 @@ def blocks_support(
     clusters: Path | None,
     method: str,
     like_hmm_lm: bool,
-    uneven: float = 0.0,
+    uneven: float | None = None,
     indent: int = 0,
 ) -> tuple[Any, dict[str, Any]]:
     """The support of a blocked model, and facts for its config; says by which rules."""
@@ -285,5 +285,6 @@ def blocks_support(
         return support, block_facts(made, counts, origin)
     support = uneven_support(made, counts, states, uneven)
     shared = (support.rows >= 0).sum(1)
-    say(f"of {int(shared.min()):,} to {int(shared.max()):,} states", indent=indent + 3)
+    least, most = int(shared.min()), int(shared.max())
+    say(f"blocks have {least:,} to {most:,} states, by the tokens of each", indent=indent + 3)
     return support, block_facts(made, counts, origin)

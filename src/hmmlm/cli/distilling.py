@@ -73,6 +73,8 @@ def distill(
     if out is None:
         raise InputError("Say where the guide is to be written: --out FOLDER.")
     refuse_existing(out)
+    if is_ours(Path(llm)):
+        _network(Path(llm), "cpu")  # refused before any text is drawn
     corpus = out.with_name(f"{out.name}.corpus")
     if corpus.exists():
         say(f"text of {corpus}, drawn before")
@@ -224,14 +226,8 @@ def _teacher(mind: Any, seed: int, corpus: Any, device: str) -> Any:
     import torch
 
     from hmmlm.data.shards import check_vocabulary
-    from hmmlm.neural_model import NeuralModel, load_model
 
-    model = load_model(folder, device=device)
-    if not isinstance(model, NeuralModel) or not hasattr(model.network, "hidden"):
-        raise InputError(
-            f"{folder} has no hidden states to learn from; train a teacher with hmmlm train "
-            f"--model decoder, or give a model of Hugging Face's."
-        )
+    model = _network(folder, device)
     check_vocabulary(corpus, model.tokenizer)
     network, drawn = model.network, ""
     if mind.random:
@@ -243,3 +239,16 @@ def _teacher(mind: Any, seed: int, corpus: Any, device: str) -> Any:
         drawn = f", random {seed}"
     weights = digest(*network.state_dict().values())
     return _Ours(network, f"{model.kind} {weights}{drawn}")
+
+
+def _network(folder: Path, device: str) -> Any:
+    """A network of ours that has hidden states."""
+    from hmmlm.neural_model import NeuralModel, load_model
+
+    model = load_model(folder, device=device)
+    if not isinstance(model, NeuralModel) or not hasattr(model.network, "hidden"):
+        raise InputError(
+            f"{folder} has no hidden states to learn from; train a teacher with hmmlm train "
+            f"--model decoder, or give a model of Hugging Face's."
+        )
+    return model

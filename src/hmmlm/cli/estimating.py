@@ -88,7 +88,8 @@ def estimate(
     if model.uneven:
         raise InputError(
             "model.uneven shares the states of blocks by the tokens of a text, which an estimate "
-            "does not have; leave it out, and count on more: a block may have twice as many."
+            "does not have; leave it out, with states that the blocks can share equally, and count "
+            "on more: a block may have twice as many."
         )
     if model.clusters:
         path = Path(model.clusters)

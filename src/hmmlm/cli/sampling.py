@@ -158,7 +158,7 @@ def sample_corpus(
 def _source(teacher: str, dtype: str, device: str, gguf_file: str | None, go_on: bool) -> Any:
     """Whom to draw from; one that cannot be had is an error."""
     from hmmlm.distill.causal import CausalTeacher
-    from hmmlm.drawing import ModelSource
+    from hmmlm.model_source import ModelSource
 
     if not is_ours(Path(teacher)):
         if go_on:
@@ -172,7 +172,11 @@ def _source(teacher: str, dtype: str, device: str, gguf_file: str | None, go_on:
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether a folder is one that hmmlm wrote."""
+    """Whether a folder is one that hmmlm wrote, or writes: its training may not be over."""
+    from hmmlm.train.run import is_unfinished
+
+    if is_unfinished(folder):
+        return True
     try:
         return "hmmlm_version" in json_format.loads((folder / "config.json").read_text())
     except (OSError, ValueError, TypeError):

@@ -89,7 +89,7 @@ def block_facts(made: Blocks, counts: Int[np.ndarray, " V"], origin: str) -> dic
     return {"origin": origin, "rules": list(made.rules), **sizes._asdict()}
 
 
-def share_states(
+def states_of_blocks(
     states: int, tokens: Int[np.ndarray, " M"], uneven: float
 ) -> Int[np.ndarray, " M"]:
     """How many states each block has, in proportion to tokens^uneven: all alike for 0.

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hmmlm.errors import InputError, counted
+
 LOOKS = 8
 """Steps between two looks at which texts are over."""
 
@@ -37,6 +39,16 @@ class TextReader(Protocol):
         ...
 
 
+def check_prompts(prompts: Sequence[Sequence[int]], length: int) -> None:
+    """Refuses what no text could follow."""
+    longest = max(map(len, prompts), default=0)
+    if not prompts or longest >= length:
+        raise InputError(
+            f"There are {counted(len(prompts), 'prompt')} of up to {counted(longest, 'token')} for "
+            f"texts of {length:,}; give at least one (it may be empty), each shorter than the text."
+        )
+
+
 @torch.no_grad()
 def draw_texts(
     reader: TextReader,
@@ -52,6 +64,7 @@ def draw_texts(
     reader gave a probability that is no number.
     """
     rows, place = len(prompts), generator.device
+    check_prompts(prompts, length)
     given = torch.full((rows, length), -1)
     for row, ids in zip(given.numpy(), prompts, strict=True):
         row[: len(ids)] = ids

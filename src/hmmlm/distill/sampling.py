@@ -129,6 +129,11 @@ def sample_corpus(
             f"length is {settings.length:,} but the teacher {teacher.name} reads at most "
             f"{teacher.max_length:,} tokens; draw shorter texts."
         )
+    if not teacher.end_ids and (settings.valid or settings.test):
+        raise InputError(
+            f"Texts of {teacher.name} go on after their ends, and their log p is not that of "
+            f"sentences; draw no held-out text (valid and test 0), or draw beside a corpus."
+        )
     if beside is not None:
         check_vocabulary(beside, teacher.tokenizer)
         if settings.valid or settings.test:
@@ -260,9 +265,10 @@ class _Work(Unfinished):
                 np.save(log_probs_file(self.corpus, name), numbers)
         counts = {
             what: {name: split[what] for name, split in splits.items()}
-            for what in ("marks", "drawn")
+            for what in ("marks", "drawn", "copied")
         }
         about = {"teacher": self.teacher.name, "settings": asdict(self.settings), **counts}
+        about["goes_on"] = not self.teacher.end_ids
         (self.corpus / "teacher.json").write_text(json.dumps(about, indent=1) + "\n")
         # Not `Tokenizer.save`: a full disk is no reason to remove what was drawn.
         (self.corpus / "tokenizer.json").write_text(tokenizer.as_json(), encoding="utf-8")
@@ -308,7 +314,7 @@ def read_log_probs(corpus: Corpus, split: str) -> Float[np.ndarray, " N"]:
     except FileNotFoundError:
         raise InputError(
             f"{corpus.folder} has no log-probabilities that a teacher gave its {split} text "
-            f"({path.name}); hmmlm sample-corpus makes a corpus that has them for valid and test."
+            f"({path.name}); hmmlm sample-corpus without --beside makes a corpus that has them."
         ) from None
     except (OSError, ValueError, EOFError):
         raise InputError(f"{path} is damaged; copy it again or make the corpus anew.") from None

@@ -182,7 +182,7 @@ def next_state_log_probs(state: State) -> Float[Tensor, "B Z"]:
     table = entry_table(hmm, state.table)
     if table.is_resident:
         following = _through_table(table, sources, message)
-    elif len(sources) == 1 and isinstance(hmm.transitions, Factored) and not table.is_resident:
+    elif len(sources) == 1 and isinstance(hmm.transitions, Factored):
         following = _from_one(hmm.transitions, sources[0], message[0])[None]
     elif sources.numel() < hmm.num_states:
         following = _from_some(hmm, sources, message)

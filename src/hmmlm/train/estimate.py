@@ -41,7 +41,12 @@ class Estimate(NamedTuple):
 
 
 def estimate(
-    config: Config, vocab_size: int, *, blocks: int | None = None, validation: bool = True
+    config: Config,
+    vocab_size: int,
+    *,
+    blocks: int | None = None,
+    each: int | None = None,
+    validation: bool = True,
 ) -> Estimate:
     """The cost of a training step of a configuration with its sizes, on a CPU in float32.
 
@@ -49,17 +54,20 @@ def estimate(
     while the gradient flows back, in the optimiser's update, or in validation, which uses all
     states. Operations are those of the matrix products, the gradient included. Where dropout
     changes, the step is the one that keeps the most states. `blocks` is the number of those that
-    a file of clusters makes.
+    a file of clusters makes, and `each` how many states the largest has, if not all have as many.
     """
     states, params, train = config.model.states, config.params, config.train
     blocks = blocks or config.model.blocks or 1
     assert states is not None
     width = getattr(params, "width", 0)
     rate = min(config.dropout.at(done, states, blocks) for done in (0.0, 1.0))
-    kept = math.ceil(states // blocks * (1 - rate) - 1e-9)  # states of a word
-    total, cells = kept * blocks, vocab_size * kept
+    each = each or states // blocks
+    kept = math.ceil(each * (1 - rate) - 1e-9)  # states of a word
+    # Of blocks that are not alike a step keeps no more than its share of each, rounded up.
+    total = min(kept * blocks, math.ceil(states * (1 - rate) - 1e-9) + blocks, states)
+    cells = vocab_size * kept
     tokens = config.data.batch_size * config.data.length
-    parameters = count_parameters(config, vocab_size, blocks)
+    parameters = count_parameters(config, vocab_size, blocks, each)
     factored, networks = _is_factored(params, "trans"), _networks(params)
     dense = blocks == 1
     # Numbers that the forward computation keeps for the gradient; ids of cells count twice.
@@ -96,7 +104,7 @@ def estimate(
     if train.accumulate != 1 and config.learner.is_descent:
         counting["gradients"] = parameters  # those of the batches before
         back["gradients"] += parameters
-    update = {"gradients": parameters, "update": 2 * _largest(config, vocab_size, blocks)}
+    update = {"gradients": parameters, "update": 2 * _largest(config, vocab_size, each)}
     copies = 2 + (train.average > 0 or train.average_after > 0)  # weights, the best; the average
     phases = [counting, back, update]
     batches, gradients = max(1, train.accumulate), parameters
@@ -111,22 +119,25 @@ def estimate(
     phases = [{"weights": (copies + tried) * parameters, **phase} for phase in phases]
     if validation:
         weights = {"weights": copies * parameters, "gradients": gradients}
-        phases += [{**weights, **phase} for phase in _validation(config, vocab_size, blocks)]
+        phases += [{**weights, **phase} for phase in _validation(config, vocab_size, blocks, each)]
     peak = max(phases, key=lambda phase: sum(phase.values()))
     memory = {name: round(4 * LOST * numbers) for name, numbers in peak.items() if numbers}
     table = states * (2 * width + 1) if factored else states**2
-    file_bytes = 4 * (states + table + vocab_size * (states // blocks))
+    file_bytes = 4 * (states + table + vocab_size * each)
     unit = "step" if train.accumulate else "batch"
     return Estimate(parameters, file_bytes, unit, batches * tokens, total, memory, flops)
 
 
-def count_parameters(config: Config, vocab_size: int, blocks: int | None = None) -> int:
-    """How many numbers are learnt; `blocks` as in `estimate`."""
+def count_parameters(
+    config: Config, vocab_size: int, blocks: int | None = None, each: int | None = None
+) -> int:
+    """How many numbers are learnt; `blocks` and `each` as in `estimate`."""
     states, params = config.model.states, config.params
     blocks = blocks or config.model.blocks or 1
     assert states is not None
+    each = each or states // blocks
     if isinstance(params, scalar.Settings):
-        return states + states**2 + vocab_size * (states // blocks)
+        return states + states**2 + vocab_size * each
     width = params.width
     table = (states + blocks) * width // 2 if params.composed else states * width
     residual = 2 * (width**2 + width) + 2 * width
@@ -139,7 +150,7 @@ def count_parameters(config: Config, vocab_size: int, blocks: int | None = None)
         ) * table + roles * params.composed * residual
         count += width if params.factor_init else states
         count += 0 if params.factor_trans else states**2
-        return count + (words if params.factor_emit else vocab_size * (states // blocks))
+        return count + (words if params.factor_emit else vocab_size * each)
     roles = 2 + params.destination + (params.start == "network")
     tables = 3 + (params.start == "network") if params.split else 1
     networks = 1 if params.monolithic else roles
@@ -151,16 +162,18 @@ def count_parameters(config: Config, vocab_size: int, blocks: int | None = None)
 
 def scoring_memory(config: Config, vocab_size: int, *, blocks: int | None = None) -> int:
     """The most bytes held while the tables of all states are checked and text is scored."""
-    _, *phases = _validation(config, vocab_size, blocks or config.model.blocks or 1)
+    states, blocks = config.model.states, blocks or config.model.blocks or 1
+    assert states is not None
+    _, *phases = _validation(config, vocab_size, blocks, states // blocks)
     return round(4 * LOST * max(sum(phase.values()) for phase in phases))
 
 
-def _validation(config: Config, vocab_size: int, blocks: int) -> list[dict[str, int]]:
+def _validation(config: Config, vocab_size: int, blocks: int, each: int) -> list[dict[str, int]]:
     """The phases of a validation, on all states without gradients: making, checking, scoring."""
     states, params = config.model.states, config.params
     assert states is not None
     width, networks = getattr(params, "width", 0), _networks(params)
-    factored, dense, each = _is_factored(params, "trans"), blocks == 1, states // blocks
+    factored, dense = _is_factored(params, "trans"), blocks == 1
     cells, rows = vocab_size * each, BATCH_TOKENS // SENTENCE
     table = (2 * states * width if networks else 0) if factored else states**2
     making = {"networks": 8 * states * width if networks else 0, "transitions": table}
@@ -243,7 +256,7 @@ def _network_memory(params: Any, states: int, kept: int) -> int:
     return (1 + 2 * getattr(params, "layers", 2)) * kept * params.width
 
 
-def _largest(config: Config, vocab_size: int, blocks: int) -> int:
+def _largest(config: Config, vocab_size: int, each: int) -> int:
     """Numbers of the largest parameter, whose update needs as many again, twice."""
     states, params = config.model.states, config.params
     assert states is not None
@@ -251,6 +264,6 @@ def _largest(config: Config, vocab_size: int, blocks: int) -> int:
     width = getattr(params, "width", 0)
     return max(
         states * (width if trans else states),
-        vocab_size * (width if emit else states // blocks),
+        vocab_size * (width if emit else each),
         params.shape.largest if isinstance(params, pretrained.Settings) else 0,
     )

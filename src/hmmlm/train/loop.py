@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn
 
 from hmmlm.data.batches import Batch
 from hmmlm.errors import InputError
@@ -202,7 +202,7 @@ class Training:
         self.averaged = None
         if settings.average > 0 or settings.average_after > 0:
             plain = settings.average_after > 0
-            average = get_swa_multi_avg_fn() if plain else get_ema_multi_avg_fn(settings.average)
+            average: Any = get_swa_multi_avg_fn() if plain else self._average
             self.averaged = AveragedModel(learner.model, multi_avg_fn=average)
         self.best = Best(learner.model, settings)
         self.stream = Stream(batches)
@@ -289,6 +289,16 @@ class Training:
             if self.learner.can_be_left and self.between is not None and self.between():
                 raise Left
             yield batch
+
+    def _average(self, averaged: Any, current: Any, _: Tensor) -> None:
+        """Takes a step's weights into a mean with weights average^(steps since), which sum to one.
+
+        So the first ones, which are those of the start, never count for more than others.
+        """
+        assert self.averaged is not None
+        decay, number = self.settings.average, int(self.averaged.n_averaged) + 1
+        share = (1 - decay) / (1 - decay**number)
+        torch._foreach_lerp_(averaged, current, share)  # pyright: ignore[reportPrivateImportUsage]
 
     @property
     def shown(self) -> nn.Module:

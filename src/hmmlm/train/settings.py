@@ -118,7 +118,7 @@ class ModelSettings:
     `kind` is the parameterisation; its own settings stand in the same table. `cluster_by` and
     `clusters` (a paths file) say how words come to blocks. States and blocks that are not given
     are chosen for the text (`with_sizes`). States are shared among blocks in proportion to the
-    tokens of each to the power of `uneven`: equally for 0. With `states_per_word` there are no
+    tokens of each to the power of `uneven`: equally without. With `states_per_word` there are no
     blocks: every word has so many states, drawn by chance (Chiu & Rush's uniform constraint).
     """
 
@@ -128,7 +128,7 @@ class ModelSettings:
     cluster_by: str = "exchange"
     clusters: str = ""
     like_hmm_lm: bool = False
-    uneven: float = 0.0
+    uneven: float | None = None
     states_per_word: int | None = None
 
     def __post_init__(self) -> None:
@@ -136,10 +136,10 @@ class ModelSettings:
             raise InputError(f"states is {self.states:,} but must be at least 1.")
         if self.blocks is not None and (self.blocks < 0 or self.blocks == 1):
             raise InputError(f"blocks is {self.blocks:,} but must be 0 or at least 2.")
-        if not 0 <= self.uneven <= 1:
+        if self.uneven is not None and not 0 <= self.uneven <= 1:
             raise InputError(
                 f"uneven is {self.uneven:g} but must lie between 0, the same number of states for "
-                f"every block, and 1, as many as the block has tokens."
+                f"every block, and 1, in proportion to its tokens."
             )
         if self.uneven and (self.blocks == 0 or self.states_per_word is not None):
             raise InputError("uneven says how blocks share the states, but there are no blocks.")

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from hmmlm.clusters.blocks import Blocks, share_states
-from hmmlm.errors import InputError
+from hmmlm.clusters.blocks import Blocks, states_of_blocks
+from hmmlm.errors import InputError, counted
 from hmmlm.hmm import HMM
 from hmmlm.params import pretrained
 from hmmlm.support import Support
@@ -48,11 +48,11 @@ def _chosen(config: Config, tokens: int, vocab_size: int, tags: int) -> tuple[Co
     blocks = model.blocks
     if blocks is None:
         blocks = max(1, states // 32) if vocab_size > 200 else 0
-        blocks = blocks if blocks > 3 and states % blocks == 0 else 0
+        blocks = blocks if blocks > 3 and (states % blocks == 0 or model.uneven) else 0
         if model.uneven and not blocks:
             raise InputError(
-                "uneven says how blocks share the states, but this text is small and would have "
-                "none; say how many: model.blocks."
+                f"uneven says how blocks share the states, but {counted(states, 'state')} for "
+                f"{counted(vocab_size, 'word')} would have none; say how many: model.blocks."
             )
     elif blocks and not model.uneven:
         states = max(1, states // blocks) * blocks
@@ -78,10 +78,10 @@ def plain_support(config: Config, vocab_size: int) -> Support | None:
 def uneven_support(
     made: Blocks, counts: Int[np.ndarray, " V"], states: int, uneven: float
 ) -> Support:
-    """Blocks that share states as the tokens of their words go (`clusters.blocks.share_states`)."""
+    """Blocks that share states as the tokens of their words go (`clusters.states_of_blocks`)."""
     tokens = np.zeros(made.num_blocks, np.int64)
     np.add.at(tokens, made.block_of_word, counts)
-    shared = share_states(states, tokens, uneven)
+    shared = states_of_blocks(states, tokens, uneven)
     return Support.from_clusters(made.block_of_word.tolist(), shared.tolist())
 
 

@@ -10,14 +10,14 @@ import torch
 
 from hmmlm import inference
 from hmmlm.data.shards import hash_file
-from hmmlm.distill.drawing import DrawnText, rows_that_fit
+from hmmlm.distill.drawing import DrawnText, check_prompts, rows_that_fit
 from hmmlm.errors import InputError
 from hmmlm.model import Model
 from hmmlm.neural_model import load_model
-from hmmlm.text_model import WEIGHTS, pad
+from hmmlm.text_model import CONFIG, WEIGHTS, pad
 
 COPIES = 8
-"""Numbers that drawing a token makes of each state of an HMM, or of each word for a network."""
+"""Numbers that drawing a token makes of each state of an HMM, and of each word."""
 
 
 class ModelSource:
@@ -35,12 +35,17 @@ class ModelSource:
         device: torch.device | str = "cpu",
     ) -> None:
         self.model = load_model(folder, device=device)
+        if goes_on and self.model.config.get("training", {}).get("data", {}).get("reset"):
+            raise InputError(
+                f"{folder} was trained to start afresh after <eos> (data.reset), so it does not "
+                f"know what comes next; draw single texts, or train one with data.reset=false."
+            )
         self.tokenizer = self.model.tokenizer
         self.name, self.goes_on = str(folder), goes_on
         self.end_ids = [] if goes_on else [self.tokenizer.eos_id]
-        weights = Path(folder) / WEIGHTS
-        checksum = hash_file(weights, weights.stat().st_size).hexdigest()
-        self.signature = [self.device.type, checksum, goes_on]
+        files = [Path(folder) / name for name in (CONFIG, WEIGHTS)]
+        sums = [hash_file(path, path.stat().st_size).hexdigest() for path in files]
+        self.signature = [self.device.type, *sums, goes_on]
 
     @property
     def device(self) -> torch.device:
@@ -52,9 +57,12 @@ class ModelSource:
 
     def rows_together(self, length: int) -> int:
         """How many texts to draw side by side, as far as memory goes."""
-        model = self.model
-        wide = model.hmm.num_states if isinstance(model, Model) else self.tokenizer.vocab_size
-        return rows_that_fit(self.device, 4 * COPIES * wide)
+        model, numbers = self.model, COPIES * self.tokenizer.vocab_size
+        if isinstance(model, Model):
+            numbers += COPIES * model.hmm.num_states
+        else:
+            numbers += 2 * sum(part.numel() for part in model.network.cold(1).values())
+        return rows_that_fit(self.device, 4 * numbers)
 
     def draw(
         self,
@@ -78,6 +86,7 @@ class ModelSource:
                 f"temperature is {temperature:g}, but {self.name} is an HMM, whose texts are drawn "
                 f"as it is; hmmlm temper makes a flatter one, to draw from."
             )
+        check_prompts(prompts, length)
         found: dict[int, DrawnText] = {}
         for is_begun in (False, True):
             rows = [row for row, ids in enumerate(prompts) if bool(ids) == is_begun]
