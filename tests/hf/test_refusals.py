@@ -182,3 +182,17 @@ def test_ids_of_a_larger_tokenizer_are_refused() -> None:
     _, lm = make()
     with pytest.raises(InputError, match=r"tokens has id 99 but this vocabulary ends at 5"):
         lm(torch.tensor([[2, 99]]))
+
+
+def test_texts_that_are_packed_into_a_row_are_refused() -> None:
+    _, model = make()
+    ids = torch.tensor([[1, 2, 3, 2], [1, 3, 2, 2]])
+    mask = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
+    plain = model(ids, attention_mask=mask).logits
+    # As generate and collators make them: those of padding are anything.
+    for positions in ([[0, 1, 2, 3], [1, 1, 0, 1]], [[0, 1, 2, 3]]):
+        found = model(ids, attention_mask=mask, position_ids=torch.tensor(positions)).logits
+        torch.testing.assert_close(found, plain)
+    packed = torch.tensor([[0, 1, 0, 1], [0, 1, 2, 3]])
+    with pytest.raises(InputError, match=r"start again within row 0: texts are packed.*own \(pack"):
+        model(ids, position_ids=packed)

@@ -13,7 +13,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from hmmlm import inference
 from hmmlm.errors import InputError
 from hmmlm.hf.configuration import HmmConfig
-from hmmlm.hf.rows import IMPOSSIBLE, Rows, loss_of, without_padding
+from hmmlm.hf.rows import IMPOSSIBLE, Rows, check_positions, loss_of, without_padding
 from hmmlm.hf.sources import check_folder, check_sizes, check_tables
 from hmmlm.hmm import HMM, emission_table
 from hmmlm.hugging_face import MODEL_TYPE
@@ -188,6 +188,7 @@ class HmmForCausalLM(PreTrainedModel, GenerationMixin):
         input_ids: Int[Tensor, "B T"],
         attention_mask: Int[Tensor, "B S"] | None = None,
         past_key_values: HmmCache | None = None,
+        position_ids: Int[Tensor, "#B T"] | None = None,
         labels: Int[Tensor, "B T"] | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
@@ -200,6 +201,7 @@ class HmmForCausalLM(PreTrainedModel, GenerationMixin):
 
         The loss is the mean of -log p(token | those before it) over the tokens that have a label
         (-100: none), the first of a row left out. Columns that are masked do not count as read.
+        Positions change nothing; those that start again, for texts packed into a row, are refused.
         All is computed with the digits of float32 at least, whatever autocast says.
 
         After a token that cannot come there nothing can follow, which is an error. Where rows
@@ -212,6 +214,8 @@ class HmmForCausalLM(PreTrainedModel, GenerationMixin):
             )
         seen = 0 if past_key_values is None else past_key_values.seen
         rows = without_padding(input_ids, attention_mask, seen)
+        if position_ids is not None:
+            check_positions(position_ids, rows)
         reset = self.config.eos_token_id if self.config.reset else None
         belief = None if past_key_values is None else past_key_values.belief
         if labels is not None and belief is not None:

@@ -55,6 +55,20 @@ def without_padding(input_ids: Tensor, mask: Tensor | None, seen: int = 0) -> Ro
     return Rows(input_ids.gather(1, order), lengths, places)
 
 
+def check_positions(position_ids: Tensor, rows: Rows) -> None:
+    """Refuses positions that start again within a row: texts that are packed there."""
+    is_read = rows.places >= 0
+    order = torch.argsort((~is_read).int(), dim=1, stable=True)
+    steps = position_ids.expand_as(rows.places).gather(1, order).diff(dim=1)
+    inside = torch.arange(1, is_read.shape[1], device=is_read.device) < rows.lengths[:, None]
+    again = ((steps <= 0) & inside).any(1)
+    if bool(again.any()):
+        raise InputError(
+            f"position_ids start again within row {int(again.nonzero()[0]):,}: texts are packed "
+            f"there, and would be read as one; give each a row of its own (packing=False)."
+        )
+
+
 def loss_of(hmm: HMM, rows: Rows, labels: Tensor, reset: int | None, number: Any) -> Tensor:
     """-log p of the labelled tokens, over their `number`, if that is not given.
 
