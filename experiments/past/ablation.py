@@ -7,6 +7,7 @@ from experiments.past.recipes import (
     AVERAGED,
     BASE,
     CHOSEN,
+    EXCHANGE,
     FALLING,
     SEEDS,
     UNEVEN,
@@ -20,15 +21,15 @@ EXPERIMENT = "past/ablation"
 
 WITHOUT: dict[str, dict[str, str]] = {
     "all of it": CHOSEN,
-    "- average": {**BASE, **FALLING, **UNEVEN},
-    "- falling dropout (0.3 throughout)": {**BASE, **AVERAGED, **UNEVEN},
-    "- uneven blocks": {**BASE, **AVERAGED, **FALLING},
-    "- all three: packed": BASE,
+    "- average": {**BASE, **FALLING, **UNEVEN, **EXCHANGE},
+    "- falling dropout (0.3 throughout)": {**BASE, **AVERAGED, **UNEVEN, **EXCHANGE},
+    "- uneven blocks": {**BASE, **AVERAGED, **FALLING, **EXCHANGE},
+    "- exchange (Brown)": {**BASE, **AVERAGED, **FALLING, **UNEVEN},
+    "- all four: packed": BASE,
     "- small start (N(0, 1))": {**CHOSEN, "model.scale": "1.0"},
     "- decay": {**CHOSEN, "train.weight_decay": "0.0"},
     "- network": {**CHOSEN, **UNTIED},
     "- blocks of their own for <eos> and <unk>": {**CHOSEN, "model.like_hmm_lm": "true"},
-    "- Brown (exchange)": {**CHOSEN, "model.cluster_by": "exchange"},
 }
 """What each row has; those of `search` that have the same are the same trainings."""
 

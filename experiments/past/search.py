@@ -7,7 +7,7 @@ states see whether a change that costs time at 2^14 is worth it. What wins goes 
 `recipes.CHOSEN`, which `final` trains with three seeds and tests once.
 """
 
-from experiments.past.recipes import AVERAGED, BASE, FALLING, UNEVEN, UNTIED, settings
+from experiments.past.recipes import AVERAGED, BASE, EXCHANGE, FALLING, UNEVEN, UNTIED, settings
 from experiments.rows import Row
 from experiments.runner import main
 
@@ -43,7 +43,10 @@ ROWS = (
     _row("decay of states 0.1", *BOTH, {"train.decay_states": "0.1"}),
     _row("decay of states 0.5", *BOTH, {"train.decay_states": "0.5"}),
     _row("decay of words 0.2", *BOTH, {"train.decay_words": "0.2"}),
-    _row("exchange", *BOTH, {"model.cluster_by": "exchange"}),
+    _row("exchange", *BOTH, EXCHANGE),
+    _row("exchange, uneven 0.5", *BOTH, EXCHANGE, UNEVEN),
+    _row("exchange, uneven 0.5, decay of words 0.2", *BOTH, EXCHANGE, UNEVEN,
+         {"train.decay_words": "0.2"}),
     _row("256 blocks", *BOTH, blocks=256),
     _row("uneven 0.3", *BOTH, {"model.uneven": "0.3"}),
     _row("uneven 0.5", *BOTH, UNEVEN),

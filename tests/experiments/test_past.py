@@ -49,9 +49,10 @@ def test_what_is_taken_away_shares_trainings_with_the_search() -> None:
     assert shared == {
         f"{name}, seed 1111": f"{other}, 2^14"
         for name, other in (
-            ("all of it", "uneven 0.5"),
-            ("- uneven blocks", "dropout 0.5 to 0, averaged"),
-            ("- all three: packed", "packed"),
+            ("all of it", "exchange, uneven 0.5"),
+            ("- uneven blocks", "exchange"),
+            ("- exchange (Brown)", "uneven 0.5"),
+            ("- all four: packed", "packed"),
         )
     }
 
