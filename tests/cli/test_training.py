@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -267,6 +268,16 @@ def test_tables_too_large_to_start_from(place, refused, monkeypatch):
     monkeypatch.setattr(memory, "free_memory", lambda device: 100)
     message = refused("train", "corpus", "--out=new", *EM, "--set=train.start=model")
     assert "Tables of 4 x 4 transitions and " in message and "are free; use fewer" in message
+
+
+@pytest.mark.parametrize("states", [10**7, 10**9])
+@pytest.mark.parametrize("kind", ["lowrank", "scalar"])
+def test_a_training_far_beyond_the_memory_is_refused_at_once(refused, kind, states):
+    began = time.perf_counter()
+    sizes = [f"--kind={kind}", f"--states={states}", "--blocks=0"]
+    message = refused("train", "corpus", "--out=new", *sizes)
+    assert re.search(r"needs about [\d,.]+ [GT]B and [\d,.]+ [GT]B are free; use fewer", message)
+    assert time.perf_counter() - began < 5
 
 
 def test_estimate(place, call):
