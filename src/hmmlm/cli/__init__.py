@@ -6,6 +6,7 @@ import sys
 import time
 
 import typer
+from rich.console import Console
 
 from hmmlm.cli.asking import evaluate, info, next_tokens, score
 from hmmlm.cli.clustering import cluster
@@ -17,6 +18,7 @@ from hmmlm.cli.filling import fill
 from hmmlm.cli.generating import constraint, guide, sample
 from hmmlm.cli.making import prepare
 from hmmlm.cli.mixing import mix
+from hmmlm.cli.output import note
 from hmmlm.cli.plotting import plot
 from hmmlm.cli.reporting import report
 from hmmlm.cli.sampling import gap, sample_corpus
@@ -93,7 +95,10 @@ def _tell(sentence: str) -> None:
     torch = sys.modules.get("torch")
     joined = torch is not None and torch.distributed.is_initialized()
     if os.environ.get("RANK", "0") == "0" or "LOCAL_RANK" not in os.environ or joined:
-        print(f"hmmlm: {sentence}", file=sys.stderr)
+        if sys.stderr.isatty():  # wrapped at words; by a console of its own, for ours may be mute
+            note(f"hmmlm: {sentence}", on=Console(stderr=True, highlight=False))
+        else:
+            print(f"hmmlm: {sentence}", file=sys.stderr)
     else:
         time.sleep(2.0)  # torchrun ends all ranks when one ends, also one that is about to tell
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hmmlm.cli.bars import progress_bar
 from hmmlm.cli.clustering import balance_info, paths_info
 from hmmlm.cli.output import (
     Device,
@@ -15,7 +16,6 @@ from hmmlm.cli.output import (
     console,
     pick_device,
     print_json,
-    progress_bar,
     readable,
     say,
     say_fact,

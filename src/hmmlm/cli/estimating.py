@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hmmlm.cli.bars import progress_bar
 from hmmlm.cli.clustering import count_blocks
 from hmmlm.cli.output import (
     Device,
@@ -13,7 +14,6 @@ from hmmlm.cli.output import (
     pick_device,
     positive,
     print_json,
-    progress_bar,
     say,
     warn,
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hmmlm.cli.asking import Folder, load_any, load_hmm
+from hmmlm.cli.bars import progress_bar
 from hmmlm.cli.output import (
     Device,
     Json,
@@ -14,7 +15,6 @@ from hmmlm.cli.output import (
     number,
     pick_device,
     print_json,
-    progress_bar,
     readable,
     say,
     whole,

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hmmlm.cli.bars import progress_bar
 from hmmlm.cli.output import (
     EmptyLines,
     Json,
     errors,
     print_json,
-    progress_bar,
     say,
     whole,
 )

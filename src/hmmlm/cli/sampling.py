@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hmmlm.cli.asking import Folder, check_split, load_any
+from hmmlm.cli.bars import progress_bar
 from hmmlm.cli.output import (
     Device,
     Json,
@@ -18,7 +19,6 @@ from hmmlm.cli.output import (
     pick_device,
     positive,
     print_json,
-    progress_bar,
     say,
 )
 from hmmlm.errors import InputError, counted

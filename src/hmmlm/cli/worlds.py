@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hmmlm.cli.bars import progress_bar
 from hmmlm.cli.output import (
     Json,
     number,
     positive,
     print_json,
-    progress_bar,
     say,
     whole,
     zero_or_more,
