@@ -91,7 +91,8 @@ def test_a_name_that_is_too_long_is_cut(screen):
 def test_durations():
     said = {0.4: "0:00", 41: "0:41", 723: "12:03", 3723: "1:02:03", 93_600: "26 h"}
     assert {seconds: bars.duration(seconds) for seconds in said} == said
-    assert telling._about(1500) == "about 25 min" and telling._about(93_600) == "about 26 h"
+    said = {0.61: "0.6 s", 94: "94 s", 1500: "25 min", 93_600: "26 h"}
+    assert {seconds: bars.in_words(seconds) for seconds in said} == said
 
 
 def told(screen, clock, steps, *, has_checks=True, out="my run"):

@@ -56,6 +56,14 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def in_words(seconds: float) -> str:
+    """0.6 s, 94 s, 25 min or 26 h."""
+    if seconds < 120:
+        return f"{seconds:.{1 if seconds < 9.95 else 0}f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:,.0f} h"
+
+
 class _Line(Progress):
     _spinner = Spinner("dots")
 

@@ -105,6 +105,13 @@ Device = Annotated[
         metavar="NAME",
     ),
 ]
+Recipe = Annotated[
+    str | None,
+    typer.Option(
+        help="Settings by name, which others stand over: best, chiu-rush-2020 or lee-bk-2025.",
+        metavar="NAME",
+    ),
+]
 EmptyLines = Annotated[
     str | None,
     typer.Option(

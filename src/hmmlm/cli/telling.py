@@ -7,7 +7,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from hmmlm.cli.bars import duration
+from hmmlm.cli.bars import duration, in_words
 from hmmlm.cli.output import errors, note
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ class Teller:
             self.has_said_length = True
             if left + known > LONG:
                 note(
-                    f"{_about(left + known)} on this machine; Ctrl-C stops, hmmlm train --resume "
-                    f"{quote(str(self.folder))} goes on"
+                    f"about {in_words(left + known)} on this machine; Ctrl-C stops, hmmlm train "
+                    f"--resume {quote(str(self.folder))} goes on"
                 )
         if not errors.is_terminal and self._is_due(step, now - self.last):
             self.last = now
@@ -85,8 +85,3 @@ def _line(step: "Progress", left: float | None) -> str:
     parts += [] if step.val is None else [f"validation {step.val:.1f}"]
     parts += [] if left is None else [f"{duration(left)} left"]
     return ", ".join(parts)
-
-
-def _about(seconds: float) -> str:
-    minutes = seconds / 60
-    return f"about {minutes:.0f} min" if minutes < 120 else f"about {minutes / 60:,.0f} h"

@@ -12,6 +12,7 @@ from hmmlm.cli.fitting import fit
 from hmmlm.cli.output import (
     Device,
     Json,
+    Recipe,
     mute,
     number,
     pick_device,
@@ -63,13 +64,7 @@ def train(
             metavar="KIND",
         ),
     ] = None,
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            help="Settings by name, which others stand over: best, chiu-rush-2020 or lee-bk-2025.",
-            metavar="NAME",
-        ),
-    ] = None,
+    recipe: Recipe = None,
     states: Annotated[
         int | None, number("--states", "Hidden states; by default what suits the text.")
     ] = None,
