@@ -172,7 +172,15 @@ def test_next_gives_probabilities_that_fall(place, call):
 
 
 def test_info_says_what_runs_on_a_device(place, call) -> None:
-    alone = last_json(call("info", "--device", "cpu", "--json").out)
+    answer = call("info", "--device", "cpu", "--json")
+    alone = last_json(answer.out)
+    lines = [" ".join(line.split()) for line in answer.out.splitlines()[:-1]]
+    why = "this is a CPU" if torch.cuda.is_available() else "torch sees no GPU"
+    assert lines == [
+        "device cpu",
+        f"kernels none, and no CUDA graphs: {why}",
+        "inference depends on the model; give its folder",
+    ]
     assert alone == {
         "device": "cpu",
         "kernels": "none: kernels run on a CUDA device, and this is cpu",

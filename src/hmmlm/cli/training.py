@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from hmmlm.cli.clustering import Method
 from hmmlm.cli.fitting import fit
 from hmmlm.cli.output import (
     Device,
@@ -15,6 +14,7 @@ from hmmlm.cli.output import (
     Recipe,
     mute,
     number,
+    one_of,
     pick_device,
     positive,
     print_json,
@@ -80,7 +80,14 @@ def train(
     clusters: Annotated[
         Path | None, typer.Option(help="A paths file to make the blocks of.")
     ] = None,
-    cluster_by: Method | None = None,
+    cluster_by: Annotated[
+        str | None,
+        typer.Option(
+            help="How to make the blocks: exchange (the default) or brown.",
+            parser=one_of("brown", "exchange"),
+            metavar="METHOD",
+        ),
+    ] = None,
     like_hmm_lm: Annotated[
         bool,
         typer.Option(
