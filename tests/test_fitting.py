@@ -119,3 +119,8 @@ def test_what_is_refused(tmp_path: Path) -> None:
     corpus = Corpus.open(tmp_path / "corpus")
     with pytest.raises(InputError, match="A corpus has its own valid text and tokenizer; leave"):
         fit(corpus, valid=HELD)
+
+
+def test_a_training_far_beyond_the_memory():
+    with pytest.raises(InputError, match=r"needs about [\d,.]+ [GT]B and .* use fewer states, or"):
+        fit(["a b c"], model={"states": 10**9, "blocks": 0})

@@ -5,6 +5,15 @@ class InputError(ValueError):
     """What was given, what it must be, and the way out; the command line prints it and exits 2."""
 
 
+def rounded(amount: float, unit: str) -> str:
+    """An amount for people, with the prefix that suits it: 59 MB, 1.3 GFLOP, 1,260 TB."""
+    prefixes = ["", "k", "M", "G", "T"]
+    while amount >= 999.5 and len(prefixes) > 1:
+        amount, prefixes = amount / 1000, prefixes[1:]
+    digits = 1 if amount < 9.95 and prefixes[0] else 0
+    return f"{amount:,.{digits}f} {prefixes[0]}{unit}"
+
+
 def counted(number: int, noun: str, plural: str = "") -> str:
     """1 step, 2 steps; 1 batch, 2 batches."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

@@ -25,9 +25,10 @@ from hmmlm.train.config import (
     make_config,
     validation_mode,
 )
+from hmmlm.train.estimate import estimate
 from hmmlm.train.learner import make_learner
 from hmmlm.train.loop import Diverged, Progress, Training
-from hmmlm.train.memory import check_tables
+from hmmlm.train.memory import check_tables, check_training
 from hmmlm.train.sizes import plain_support, uneven_support, with_sizes
 
 MANY_LINES = 1000
@@ -116,6 +117,7 @@ def _fit(
     corpus = corpus.head(config.data.tokens) if config.data.tokens else corpus
     tokens = corpus.split("train")
     config, _ = with_sizes(config, len(tokens), words.vocab_size)
+    check_training(estimate(config, words.vocab_size, validation=is_checked).memory, device)
     support, facts = _support(corpus, config)
     if not config.learner.is_descent:
         check_tables(support, device)

@@ -172,11 +172,11 @@ def test_validation_text_from_a_pipe(place):
 def test_the_bar_shows_the_share_the_speed_and_the_time_left(texts, monkeypatch):
     from rich.console import Console
 
-    from hmmlm.cli import output
+    from hmmlm.cli import bars
 
     screen = Console(force_terminal=True, width=100, record=True, file=io.StringIO())
-    monkeypatch.setattr(output, "errors", screen)
-    with output.progress_bar("Reading", 0, bytes=True) as bar:
+    monkeypatch.setattr(bars, "errors", screen)
+    with bars.progress_bar("Reading", 0, bytes=True) as bar:
         bar.reset(bar.task_ids[0], description="Encoding", total=10_000_000)
         for read in (1_000_000, 2_000_000, 5_000_000):
             bar.update(bar.task_ids[0], completed=read)

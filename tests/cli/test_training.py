@@ -2,12 +2,13 @@
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from commands import made_up_lines, tree
+from commands import BASE, made_up_lines, tree
 from hmmlm import Model
 from hmmlm.data.shards import Corpus
 from hmmlm.train.config import make_config
@@ -269,6 +270,16 @@ def test_tables_too_large_to_start_from(place, refused, monkeypatch):
     assert "Tables of 4 x 4 transitions and " in message and "are free; use fewer" in message
 
 
+@pytest.mark.parametrize("states", [10**7, 10**9])
+@pytest.mark.parametrize("kind", ["lowrank", "scalar"])
+def test_a_training_far_beyond_the_memory_is_refused_at_once(refused, kind, states):
+    began = time.perf_counter()
+    sizes = [f"--kind={kind}", f"--states={states}", "--blocks=0"]
+    message = refused("train", "corpus", "--out=new", *sizes)
+    assert re.search(r"needs about [\d,.]+ [GT]B and [\d,.]+ [GT]B are free; use fewer", message)
+    assert time.perf_counter() - began < 5
+
+
 def test_estimate(place, call):
     options = ["--set=model.kind=mlp", "--set=model.states=32768", "--set=model.blocks=128"]
     answer = call("estimate", "--no-measure", *options, "--vocab=10000", "--json")
@@ -353,6 +364,39 @@ def test_what_is_measured_is_what_was_asked_for(call, monkeypatch):
     tasks.clear()
     assert call("estimate", "--vocab=30", "--tokens=3040").status == 0
     assert [task.tables["model"]["states"] for task in tasks] == [128] * 3
+
+
+def test_an_estimate_takes_the_sizes_of_a_corpus(place, call, monkeypatch):
+    from hmmlm import calibration
+
+    tasks, facts = [], {"automaton_states": 32, "budget": 32, "prepare_seconds": 1.0}
+    found = calibration.Measured("", 16.0, 9, 1, 64, 64, False, "", None, facts)
+    record = lambda task: tasks.append(task) or found._replace(part=task.part)  # noqa: E731
+    monkeypatch.setattr(calibration, "measure_apart", record)
+    Path("run.toml").write_text(BASE)
+    known = Corpus.open("corpus").splits["train"]["tokens"]
+    assert known == 1600
+    for source in ("corpus", "run.toml"):
+        answer = call("estimate", source, "--set=train.epochs=20", "--json")
+        assert answer.status == 0, answer.err
+        assert {(task.vocab_size, task.tokens) for task in tasks} == {(13, 1600)}
+        said = "an epoch of 1,600 tokens takes about 100 s, the training of 20 epochs about 33 min"
+        assert said in answer.out
+        result = last_json(answer.out)
+        assert (result["epoch_seconds"], result["training_seconds"]) == (100.0, 2000.0)
+        tasks.clear()
+    assert call("estimate", "run.toml", "--vocab=30", "--set=data.tokens=70").status == 0
+    assert {(task.vocab_size, task.tokens) for task in tasks} == {(30, 70)}
+    Path("run.toml").write_text(BASE.replace('"corpus"', '"gone"'))
+    answer = call("estimate", "run.toml", "--no-measure")
+    assert answer.status == 2 and "gone is not a prepared corpus" in answer.err
+    assert call("estimate", "run.toml", "--no-measure", "--vocab=9", "--tokens=9").status == 0
+
+
+def test_an_estimate_of_a_recipe(call):
+    answer = call("estimate", "--recipe=best", "--no-measure")
+    assert answer.status == 0 and "mlp, 32,768 states in 128 blocks, " in answer.out
+    assert "512 tokens a step" in answer.out
 
 
 def test_estimates_that_are_refused(refused):

@@ -12,7 +12,7 @@ from hmmlm.baselines.kinds import NEURAL
 from hmmlm.data.labels import Labels
 from hmmlm.data.shards import TokenArray
 from hmmlm.data.tokenizer import Tokenizer
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, rounded
 from hmmlm.params import lowrank, mlp
 from hmmlm.support import Support
 from hmmlm.train import memory
@@ -24,7 +24,7 @@ from hmmlm.train.config import (
     validation_mode,
 )
 from hmmlm.train.labels import check_labels, check_states, share_states
-from hmmlm.train.memory import check_tables
+from hmmlm.train.memory import check_tables, check_training
 from hmmlm.train.sizes import with_sizes, with_start
 from hmmlm.train.tables import override, read_config
 from models import make_hmm
@@ -361,6 +361,27 @@ def test_tables_that_do_not_fit_the_memory(monkeypatch):
     monkeypatch.undo()
     free = memory.free_memory(torch.device("cpu"))
     assert free is None or free > 0
+
+
+def test_a_training_far_beyond_the_memory(monkeypatch):
+    monkeypatch.setattr(memory, "free_memory", lambda device: 21 * 10**9)
+    check_training({"weights": 42 * 10**9, "tiles": 10**15})  # estimates are right within a factor
+    check_training({"weights": 210 * 10**9}, "cuda")  # those of a GPU's memory within a larger one
+    for needed, device in ((43 * 10**9, "cpu"), (211 * 10**9, "cuda")):
+        with pytest.raises(
+            InputError,
+            match=r"needs about (43|211) GB and 21 GB are free; use fewer states, or --bl",
+        ):
+            check_training({"weights": needed - 5, "gradients": 5}, device)
+    monkeypatch.setattr(memory, "free_memory", lambda device: None)
+    check_training({"weights": 10**30})
+
+
+def test_amounts_have_the_prefix_that_suits():
+    amounts = [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (9960, "10 kB"), (58_600_000, "59 MB")]
+    amounts += [(999_600_000, "1.0 GB"), (1_260_241_174_000_000, "1,260 TB")]
+    for amount, said in amounts:
+        assert rounded(amount, "B") == said
 
 
 @pytest.mark.parametrize(

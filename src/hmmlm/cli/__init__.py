@@ -4,8 +4,10 @@ import io
 import os
 import sys
 import time
+from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from hmmlm.cli.asking import evaluate, info, next_tokens, score
 from hmmlm.cli.clustering import cluster
@@ -15,8 +17,10 @@ from hmmlm.cli.estimating import estimate
 from hmmlm.cli.exploring import explore
 from hmmlm.cli.filling import fill
 from hmmlm.cli.generating import constraint, guide, sample
+from hmmlm.cli.help import Command, Group, print_version
 from hmmlm.cli.making import prepare
 from hmmlm.cli.mixing import mix
+from hmmlm.cli.output import note
 from hmmlm.cli.plotting import plot
 from hmmlm.cli.reporting import report
 from hmmlm.cli.sampling import gap, sample_corpus
@@ -30,35 +34,38 @@ from hmmlm.errors import InputError, is_out_of_memory
 
 app = typer.Typer(
     help="Hidden Markov language models with tens of thousands of states.",
+    cls=Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(prepare)
-app.command()(sample_corpus)
-app.add_typer(world, name="world")
-app.command()(cluster)
-app.command()(train)
-app.command()(distill)
-app.command()(estimate)
-app.command()(mix)
-app.command()(temper)
-app.command()(sweep)
-app.command()(plot)
-app.command()(evaluate)
-app.command()(gap)
-app.command()(score)
-app.command()(tag)
-app.command()(sample)
-app.command()(constraint)
-app.command()(guide)
-app.command("next")(next_tokens)
-app.command()(fill)
-app.command()(info)
-app.command()(explore)
-app.command()(report)
-app.command()(convert)
-app.command()(demo)
+PANELS = {
+    "Text": (prepare, sample_corpus, cluster),
+    "Train": (train, distill, sweep, estimate, mix, temper),
+    "Measure": (evaluate, score, gap),
+    "Ask": (next_tokens, sample, fill, tag, constraint, guide),
+    "See": (info, explore, report, plot),
+    "Other": (convert, demo),
+}
+"""Commands by what they are for, as the help shows them."""
+
+for panel, commands in PANELS.items():
+    for command in commands:
+        name = "next" if command is next_tokens else None
+        app.command(name, cls=Command, rich_help_panel=panel)(command)
+app.add_typer(world, name="world", rich_help_panel="Text")
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """What all commands have in common, which is nothing but the version."""
+
 
 STOPPED = 130
 
@@ -96,7 +103,10 @@ def _tell(sentence: str) -> None:
     torch = sys.modules.get("torch")
     joined = torch is not None and torch.distributed.is_initialized()
     if os.environ.get("RANK", "0") == "0" or "LOCAL_RANK" not in os.environ or joined:
-        print(f"hmmlm: {sentence}", file=sys.stderr)
+        if sys.stderr.isatty():  # wrapped at words; by a console of its own, for ours may be mute
+            note(f"hmmlm: {sentence}", on=Console(stderr=True, highlight=False))
+        else:
+            print(f"hmmlm: {sentence}", file=sys.stderr)
     else:
         time.sleep(2.0)  # torchrun ends all ranks when one ends, also one that is about to tell
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hmmlm.cli.bars import progress_bar
 from hmmlm.cli.clustering import balance_info, paths_info
 from hmmlm.cli.output import (
     Device,
@@ -15,7 +16,6 @@ from hmmlm.cli.output import (
     console,
     pick_device,
     print_json,
-    progress_bar,
     readable,
     say,
     say_fact,
@@ -171,7 +171,7 @@ def info(
         result, hmm = _model_info(loaded), getattr(loaded, "hmm", None)
     if device is not None:
         result |= device_info(pick_device(device), hmm)
-    for key, value in result.items():
+    for key, value in _for_people(result).items():
         for name, shown in _table_lines(key, value):
             say_fact(name.replace("_", " "), _shown(shown))
     if json:
@@ -211,6 +211,17 @@ def device_info(device: str, hmm: Any = None) -> dict[str, Any]:
         if reason is None:  # else all of them are plain, for that reason
             result |= {f"{key}_{precision}": f"{one}: {why}" for key, (one, why) in chosen.items()}
     return result
+
+
+def _for_people(result: dict[str, Any]) -> dict[str, Any]:
+    """What is said of a CPU: once, that nothing of a GPU runs; JSON has it for each part."""
+    if result.get("device") != "cpu":
+        return result
+    import torch
+
+    why = "this is a CPU" if torch.cuda.is_available() else "torch sees no GPU"
+    said = {key: value for key, value in result.items() if not key.startswith("step_")}
+    return {**said, "kernels": f"none, and no CUDA graphs: {why}"}
 
 
 def _table_lines(key: str, value: Any) -> Iterator[tuple[str, Any]]:

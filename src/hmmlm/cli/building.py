@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from hmmlm.cli.clustering import blocks_support
 from hmmlm.cli.output import say
 from hmmlm.cli.texts import not_there, open_labels
-from hmmlm.errors import InputError, counted
+from hmmlm.errors import InputError, counted, rounded
 
 
 class Built(NamedTuple):
@@ -77,7 +77,7 @@ def build_hmm(corpus: Any, config: Any, ranks: Any, indent: int, begun: Path | N
     from hmmlm.train.config import check_known_states
     from hmmlm.train.estimate import estimate as cost_of
     from hmmlm.train.labels import check_labels, check_states, share_states
-    from hmmlm.train.memory import check_tables
+    from hmmlm.train.memory import check_tables, check_training
     from hmmlm.train.sizes import with_sizes
 
     check_known_states(config)
@@ -90,7 +90,11 @@ def build_hmm(corpus: Any, config: Any, ranks: Any, indent: int, begun: Path | N
     known |= {} if start is None else {"start": start.identity}
     ranks.agree({f"the content of {name}": found for name, found in known.items()})
     config, reason = with_sizes(config, len(tokens), words.vocab_size, len(tags))
+    is_checked = "valid" in corpus.splits
     if start is None:
+        if not config.model.clusters:  # else the blocks, and with them the cost, are in a file
+            before = cost_of(config, words.vocab_size, validation=is_checked)
+            check_training(before.memory, device)
         support, facts = ranks.once(make_support, corpus, config, indent)
     else:
         support, facts = start.support, {}
@@ -111,12 +115,13 @@ def build_hmm(corpus: Any, config: Any, ranks: Any, indent: int, begun: Path | N
         words.vocab_size,
         blocks=support.num_blocks,
         each=support.width,
-        validation="valid" in corpus.splits,
+        validation=is_checked,
     )
+    check_training(cost.memory, device)
     say(
         f"{config.model.kind}, {counted(support.num_states, 'state')}{reason}; {cost.parameters:,} "
-        f"parameters, about {cost.total_memory / 1e6:,.0f} MB and "
-        f"{cost.total_flops / 1e9:,.1f} GFLOP a {cost.unit}",
+        f"parameters, about {rounded(cost.total_memory, 'B')} and "
+        f"{rounded(cost.total_flops, 'FLOP')} a {cost.unit}",
         indent=indent,
     )
     if ranks.ranks > 1:

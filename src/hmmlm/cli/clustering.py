@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hmmlm.cli.output import Json, one_of, print_json, progress_bar, say, whole
+from hmmlm.cli.bars import progress_bar
+from hmmlm.cli.output import Json, one_of, print_json, say, whole
 from hmmlm.errors import InputError
 from hmmlm.storage import refuse_existing
 

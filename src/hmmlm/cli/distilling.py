@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from hmmlm.cli.bars import progress_bar
 from hmmlm.cli.building import digest, make_support
 from hmmlm.cli.fitting import fit
-from hmmlm.cli.output import Device, Json, number, pick_device, print_json, progress_bar, say
+from hmmlm.cli.output import Device, Json, number, pick_device, print_json, say
 from hmmlm.cli.sampling import Prompts, Type, gap, is_ours, sample_corpus
 from hmmlm.cli.texts import check_places, open_corpus
 from hmmlm.errors import InputError, counted

@@ -5,44 +5,53 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hmmlm.cli.bars import in_words, progress_bar
 from hmmlm.cli.clustering import count_blocks
 from hmmlm.cli.output import (
     Device,
     Json,
+    Recipe,
     number,
     pick_device,
     positive,
     print_json,
-    progress_bar,
     say,
     warn,
 )
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, counted
 
 if TYPE_CHECKING:
     from hmmlm.calibration import Measured
 
 
 def estimate(
-    source: Annotated[Path | None, typer.Argument(help="A run.toml; by default no file.")] = None,
+    source: Annotated[
+        Path | None,
+        typer.Argument(help="A corpus folder made by prepare, or a run.toml; by default neither."),
+    ] = None,
     kind: Annotated[
         str | None,
         typer.Option("--kind", help="The parameterisation; by default lowrank.", metavar="KIND"),
     ] = None,
+    recipe: Recipe = None,
     states: Annotated[
         int | None, number("--states", "Hidden states; by default what suits the text.")
     ] = None,
     blocks: Annotated[
         int | None, number("--blocks", "Emission blocks. 0: words have all states.", 0)
     ] = None,
-    vocab: Annotated[int, number("--vocab", "Words of the vocabulary.", 2)] = 10_000,
+    vocab: Annotated[
+        int | None,
+        number("--vocab", "Words of the vocabulary; by default those of the corpus, or 10,000.", 2),
+    ] = None,
     batch: Annotated[
         int | None, number("--batch", "Rows of a batch, in training and guiding.")
     ] = None,
     length: Annotated[int | None, number("--length", "Tokens in a row.")] = None,
     tokens: Annotated[
-        int, number("--tokens", "Tokens of the text, for sizes that are not given.")
-    ] = 1_000_000,
+        int | None,
+        number("--tokens", "Tokens of the text; by default those of the corpus, or 1,000,000."),
+    ] = None,
     set: Annotated[
         list[str] | None,
         typer.Option(help="A setting, such as model.states=4096; may be repeated.", metavar="K=V"),
@@ -64,25 +73,31 @@ def estimate(
     ] = 10.0,
     json: Json = False,
 ) -> None:
-    """What a model of some shape would cost on this machine: memory, and tokens a second.
+    """What a model of some shape would cost on this machine: memory and time.
 
     A model of that shape trains, scores and guides for a short while, on made-up words. Where time
     or memory do not suffice, smaller ones do, and the rest is extrapolated. With --no-measure: the
-    parameters, memory and operations of a step, part by part, computed from sizes.
+    parameters, memory and operations of a step, part by part, computed from sizes. Of a corpus the
+    vocabulary and the number of tokens are taken, not the text.
     """
     from hmmlm.train.config import make_config
     from hmmlm.train.estimate import estimate as cost_of
     from hmmlm.train.sizes import with_sizes
     from hmmlm.train.tables import override, read_config
 
+    from_file = source is not None and not source.is_dir()
     named = {"model.kind": kind, "model.states": states, "model.blocks": blocks}
+    named |= {"train.recipe": recipe}
+    named |= {"data.corpus": None if source is None or from_file else str(source)}
     named |= {"data.batch_size": batch, "data.length": length}
-    tables = override({} if source is None else read_config(source), set or [])
+    tables = override(read_config(source) if source is not None and from_file else {}, set or [])
     for name, value in named.items():
         if value is not None:
             table, _, key = name.partition(".")
             tables.setdefault(table, {})[key] = value
-    config, reason = with_sizes(make_config(tables), tokens, vocab)
+    config = make_config(tables)
+    vocab, tokens = _sizes(config.data, vocab, tokens)
+    config, reason = with_sizes(config, tokens, vocab)
     model, found = config.model, None
     assert model.states is not None
     if model.uneven:
@@ -128,6 +143,18 @@ def estimate(
         print_json(result)
 
 
+def _sizes(data: Any, vocab: int | None, tokens: int | None) -> tuple[int, int]:
+    """Words and tokens: as given, else those of the corpus, else what is common."""
+    from hmmlm.data.shards import Corpus
+
+    if data.corpus and (vocab is None or tokens is None):
+        corpus = Corpus.open(data.corpus, verify=False)
+        known = corpus.splits["train"]["tokens"]
+        tokens = tokens or min(known, data.tokens or known)
+        vocab = vocab or corpus.tokenizer.vocab_size
+    return vocab or 10_000, tokens or 1_000_000
+
+
 def _say_parts(cost: Any) -> None:
     for name in dict.fromkeys([*cost.memory, *cost.flops]):
         say(
@@ -153,6 +180,12 @@ def _measure(
             bar.advance(bar.task_ids[0])
     for one in found.values():
         say(f"{one.part:>14}  {one.tokens_per_second:>12,.0f} tokens/s  {_memory(one)}{_how(one)}")
+    epoch = tokens / found["training"].tokens_per_second
+    epochs = config.train.epochs
+    say(
+        f"an epoch of {counted(tokens, 'token')} takes about {in_words(epoch)}, the training of "
+        f"{counted(epochs, 'epoch')} about {in_words(epochs * epoch)}"
+    )
     guiding = found["guiding"].facts
     say(
         f"guiding is by one constraint, {guiding['automaton_states']:.0f} states of an automaton; "
@@ -166,7 +199,12 @@ def _measure(
                 f"{one.part} does not fit: it needs {one.bytes / 1e9:,.1f} GB but "
                 f"{(one.free_bytes + one.base_bytes) / 1e9:,.1f} GB are free."
             )
-    return {"device": device, "measured": {name: _plain(one) for name, one in found.items()}}
+    return {
+        "device": device,
+        "measured": {name: _plain(one) for name, one in found.items()},
+        "epoch_seconds": epoch,
+        "training_seconds": epochs * epoch,
+    }
 
 
 def _memory(one: "Measured") -> str:

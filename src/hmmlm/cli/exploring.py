@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from hmmlm.cli.asking import Folder
-from hmmlm.cli.output import Device, console, pick_device, progress_bar, say, warn, whole
+from hmmlm.cli.bars import progress_bar
+from hmmlm.cli.output import Device, console, pick_device, say, warn, whole
 from hmmlm.errors import InputError
 
 NEEDS = "run pip install 'hmmlm[explore]'"

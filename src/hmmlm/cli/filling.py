@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from hmmlm.cli.asking import load_hmm
-from hmmlm.cli.output import Device, Json, print_json, progress_bar, readable, whole
+from hmmlm.cli.bars import progress_bar
+from hmmlm.cli.output import Device, Json, print_json, readable, whole
 
 
 def size_range(value: Any) -> tuple[int, int]:

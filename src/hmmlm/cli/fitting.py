@@ -1,6 +1,7 @@
 """A training in its folder: what is built, followed step by step, and written at the end."""
 
 import math
+import os
 import signal
 import time
 from contextlib import ExitStack, suppress
@@ -9,8 +10,10 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from hmmlm.cli.bars import progress_bar
 from hmmlm.cli.building import build_hmm, build_other
-from hmmlm.cli.output import progress_bar, say, warn
+from hmmlm.cli.output import note, say, warn
+from hmmlm.cli.telling import Teller
 from hmmlm.cli.texts import check_validation, is_path
 from hmmlm.errors import InputError
 from hmmlm.storage import check_space
@@ -96,7 +99,7 @@ def fit(
                 warn(f"{out} cannot be locked ({run.unlocked}); let no other process train there.")
             if built.start is not None and not resume:
                 built.start(run)
-        interrupts = stack.enter_context(Interrupts())
+        interrupts = stack.enter_context(Interrupts(_promise))
         state = ranks.once(lambda: run.checkpoints.read())
         if state is not None:
             training.restore(state)
@@ -151,6 +154,15 @@ def _describe(
     return about | known, source
 
 
+def _promise() -> None:
+    """Says at once, within a signal's handler, that Ctrl-C was heard."""
+    text = "stopping after this step; Ctrl-C again leaves now"
+    try:
+        note(text)
+    except RuntimeError:  # the signal came while stderr was being written
+        os.write(2, f"\n{text}\n".encode())
+
+
 def _follow(training: Any, run: Any, interrupts: Any, ranks: Any) -> bool:
     """Trains with a progress bar, metrics and checkpoints, until the end or a signal to any rank.
 
@@ -167,7 +179,10 @@ def _follow(training: Any, run: Any, interrupts: Any, ranks: Any) -> bool:
 
     training.between = between
     with ExitStack() as stack:
-        bar, log = stack.enter_context(progress_bar("Training", training.steps)), None
+        bar = progress_bar("Training", training.steps, completed=training.step)
+        folder = Path() if run is None else run.folder
+        teller = Teller(stack.enter_context(bar), folder, has_checks=training.evaluate is not None)
+        log = None
         if run is not None:
             run.cut_metrics(training.step)
             log = stack.enter_context(open_log(run.folder / "tensorboard"))
@@ -187,10 +202,7 @@ def _follow(training: Any, run: Any, interrupts: Any, ranks: Any) -> bool:
             state = training.state() if due or stop else None
             if run is not None:
                 _record(run, log, step, state)
-            best = training.best.val
-            details = f"perplexity {step.perplexity:.1f}, {step.tokens_per_second:,.0f} tokens/s"
-            details += "" if math.isinf(best) else f", best on validation {best:.1f}"
-            bar.update(bar.task_ids[0], completed=step.step, details=details)
+            teller.tell(step, training.best.val)
             if stop and not training.is_over:
                 steps.close()
                 return True

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hmmlm.cli.asking import Folder, load_any, load_hmm
+from hmmlm.cli.bars import progress_bar
 from hmmlm.cli.output import (
     Device,
     Json,
-    errors,
+    note,
     number,
     pick_device,
     print_json,
-    progress_bar,
     readable,
     say,
     whole,
@@ -98,7 +98,7 @@ def sample(
         look = hmm.look_ahead(wanted, length=length)
         log_prob = hmm.log_probability(look, prompt=prompt, length=length)
         if not json:
-            errors.print(_told(log_prob, length), soft_wrap=True)
+            note(_told(log_prob, length))
         texts = hmm.sample(count, prompt=prompt, length=length, seed=seed, constraint=look)
     _print_texts(texts, json, {"log_probability": log_prob, "constraint": str(wanted)})
 
@@ -218,7 +218,7 @@ def guide(
         look = loaded.look_ahead(wanted, length=length)
         log_prob = loaded.log_probability(look, length=length, prompt=prompt)
         if not json:
-            errors.print(_told(log_prob, length), soft_wrap=True)
+            note(_told(log_prob, length))
         texts = writer.write(
             look, prompt, count=count, length=length, strength=strength,
             temperature=temperature, seed=seed,

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hmmlm.cli.bars import progress_bar
 from hmmlm.cli.output import (
     EmptyLines,
     Json,
-    errors,
+    note,
     print_json,
-    progress_bar,
     say,
     whole,
 )
@@ -114,7 +114,7 @@ def prepare(
                 notice=say,
             )
         except KeyboardInterrupt:
-            errors.print("What was done is kept; the same command goes on from there.")
+            note("What was done is kept; the same command goes on from there.")
             raise
     for name, counts in result["splits"].items():
         unknown = counts["unknown"] / counts["tokens"]

@@ -3,24 +3,12 @@
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.padding import Padding
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
@@ -117,6 +105,13 @@ Device = Annotated[
         metavar="NAME",
     ),
 ]
+Recipe = Annotated[
+    str | None,
+    typer.Option(
+        help="Settings by name, which others stand over: best, chiu-rush-2020 or lee-bk-2025.",
+        metavar="NAME",
+    ),
+]
 EmptyLines = Annotated[
     str | None,
     typer.Option(
@@ -150,7 +145,12 @@ def say_fact(name: str, value: str) -> None:
 
 def warn(text: str) -> None:
     """A line on stderr for people, where work goes on or was asked to stop."""
-    errors.print(f"hmmlm: {text}", soft_wrap=True, markup=False)
+    note(f"hmmlm: {text}")
+
+
+def note(text: str, *, on: Console = errors) -> None:
+    """A line on stderr for people, above a bar; wrapped at words in a terminal, never in a log."""
+    on.print(Text(text), soft_wrap=not on.is_terminal)
 
 
 def print_json(result: dict[str, Any]) -> None:
@@ -159,35 +159,6 @@ def print_json(result: dict[str, Any]) -> None:
         return
     sys.stdout.write(json_line(result))
     sys.stdout.flush()
-
-
-@contextmanager
-def progress_bar(
-    what: str, total: int | None, *, details: str = "", prints: bool = False, bytes: bool = False
-) -> Iterator[Progress]:
-    """A bar on stderr that disappears when done; nothing is drawn where nobody watches.
-
-    The bar has one task, number 0; its field `details` is shown at the end. Of `bytes` it shows
-    the share and how many a second. Where the work `prints` to the same terminal, that is progress
-    enough.
-    """
-    counted = [TaskProgressColumn(), TransferSpeedColumn()] if bytes else [MofNCompleteColumn()]
-    middle = [BarColumn(), *counted] if total is not None else [SpinnerColumn()]
-    with Progress(
-        TextColumn("{task.description}"),
-        *middle,
-        TimeElapsedColumn(),
-        TimeRemainingColumn() if total is not None else TextColumn(""),
-        TextColumn("{task.fields[details]}"),
-        console=errors,
-        transient=True,
-        disable=errors.quiet or not errors.is_terminal or (prints and console.is_terminal),
-        # Redirected, what a command writes to stdout would come out on stderr, with the bar.
-        redirect_stdout=False,
-        redirect_stderr=False,
-    ) as bar:
-        bar.add_task(what, total=total, details=details)
-        yield bar
 
 
 def pick_device(name: str) -> str:

@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from hmmlm.cli.asking import Folder
+from hmmlm.cli.bars import progress_bar
 from hmmlm.cli.exploring import UseText
-from hmmlm.cli.output import Device, Json, number, pick_device, print_json, progress_bar, say
+from hmmlm.cli.output import Device, Json, number, pick_device, print_json, say
 from hmmlm.storage import new_file, refuse_existing
 
 

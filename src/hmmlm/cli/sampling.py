@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hmmlm.cli.asking import Folder, check_split, load_any
+from hmmlm.cli.bars import progress_bar
 from hmmlm.cli.output import (
     Device,
     Json,
-    errors,
+    note,
     number,
     one_of,
     pick_device,
     positive,
     print_json,
-    progress_bar,
     say,
 )
 from hmmlm.errors import InputError, counted
@@ -141,7 +141,7 @@ def sample_corpus(
             how: dict[str, Any] = {"prompts": lines, "beside": other, "progress": report}
             result = run(out, loaded, settings, **how, notice=say)
         except KeyboardInterrupt:
-            errors.print("What was done is kept; the same command goes on from there.")
+            note("What was done is kept; the same command goes on from there.")
             raise
     for name, counts in result["splits"].items():
         drawn, cut = result["drawn"][name], result["marks"][name]

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hmmlm.cli.asking import Folder, Text, load_hmm, text_lines
+from hmmlm.cli.bars import progress_bar
 from hmmlm.cli.output import (
     Device,
     EmptyLines,
     Json,
     number,
     print_json,
-    progress_bar,
     say,
     warn,
 )

@@ -6,7 +6,8 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from hmmlm.cli.output import progress_bar, say
+from hmmlm.cli.bars import progress_bar
+from hmmlm.cli.output import say
 from hmmlm.errors import InputError
 
 HELD_OUT = 20

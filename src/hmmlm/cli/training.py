@@ -7,13 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from hmmlm.cli.clustering import Method
 from hmmlm.cli.fitting import fit
 from hmmlm.cli.output import (
     Device,
     Json,
+    Recipe,
     mute,
     number,
+    one_of,
     pick_device,
     positive,
     print_json,
@@ -63,13 +64,7 @@ def train(
             metavar="KIND",
         ),
     ] = None,
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            help="Settings by name, which others stand over: best, chiu-rush-2020 or lee-bk-2025.",
-            metavar="NAME",
-        ),
-    ] = None,
+    recipe: Recipe = None,
     states: Annotated[
         int | None, number("--states", "Hidden states; by default what suits the text.")
     ] = None,
@@ -85,7 +80,14 @@ def train(
     clusters: Annotated[
         Path | None, typer.Option(help="A paths file to make the blocks of.")
     ] = None,
-    cluster_by: Method | None = None,
+    cluster_by: Annotated[
+        str | None,
+        typer.Option(
+            help="How to make the blocks: exchange (the default) or brown.",
+            parser=one_of("brown", "exchange"),
+            metavar="METHOD",
+        ),
+    ] = None,
     like_hmm_lm: Annotated[
         bool,
         typer.Option(

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hmmlm.cli.bars import progress_bar
+from hmmlm.cli.help import Command, Group
 from hmmlm.cli.output import (
     Json,
     number,
     positive,
     print_json,
-    progress_bar,
     say,
     whole,
     zero_or_more,
@@ -27,6 +28,7 @@ HELD_OUT = 10
 
 world = typer.Typer(
     help="Make a world that is known: an HMM, a corpus drawn from it, and the optimum on it.",
+    cls=Group,
     no_args_is_help=True,
 )
 
@@ -58,7 +60,7 @@ Jsonl = Annotated[
 ]
 
 
-@world.command()
+@world.command(cls=Command)
 def ginc(
     out: Out,
     concepts: Annotated[int, number("--concepts", "Concepts that a document may have.")] = 5,
@@ -122,7 +124,7 @@ def ginc(
     _write(out, made, documents, valid, test, seed, jsonl, json, **more)
 
 
-@world.command()
+@world.command(cls=Command)
 def hmm(
     out: Out,
     states: Annotated[int, number("--states", "States, that of <eos> not counted.")] = 10,

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from hmmlm.evaluate import BATCH_TOKENS, CHECKED_CELLS, CHECKED_ROWS
 from hmmlm.inference.recursion import SUMMED, TILED
+from hmmlm.ops.links import RESIDENT
 from hmmlm.ops.normaliser import KEPT
 from hmmlm.params import lowrank, mlp, pretrained, scalar, transformer
 from hmmlm.train.config import Config
@@ -54,11 +55,12 @@ def estimate(
     while the gradient flows back, in the optimiser's update, or in validation, which uses all
     states. Operations are those of the matrix products, the gradient included. Where dropout
     changes, the step is the one that keeps the most states. `blocks` is the number of those that
-    a file of clusters makes, and `each` how many states the largest has, if not all have as many.
+    a file of clusters makes; where words have states by chance, it is as if those were blocks.
+    `each` is how many states the largest has, if not all have as many.
     """
     states, params, train = config.model.states, config.params, config.train
-    blocks = blocks or config.model.blocks or 1
     assert states is not None
+    blocks = blocks or _blocks(config)
     width = getattr(params, "width", 0)
     rate = min(config.dropout.at(done, states, blocks) for done in (0.0, 1.0))
     each = each or states // blocks
@@ -80,7 +82,8 @@ def estimate(
     flops = {"networks": 3 * networks * _network_flops(params, states, total)} if networks else {}
     if factored:
         probs = total**2 if total**2 <= KEPT else 0
-        counting["transitions"] += probs + 2 * total * width + 5 * dense * total**2
+        resident = dense and total**2 <= RESIDENT
+        counting["transitions"] += probs + 2 * total * width + 5 * resident * total**2
         back["transitions"] += 2 * probs + 4 * total * width
         flops["transitions"] = (6 if probs else 8) * total**2 * width
     else:
@@ -133,8 +136,8 @@ def count_parameters(
 ) -> int:
     """How many numbers are learnt; `blocks` and `each` as in `estimate`."""
     states, params = config.model.states, config.params
-    blocks = blocks or config.model.blocks or 1
     assert states is not None
+    blocks = blocks or _blocks(config)
     each = each or states // blocks
     if isinstance(params, scalar.Settings):
         return states + states**2 + vocab_size * each
@@ -160,9 +163,17 @@ def count_parameters(
     return count + heads * (width**2 + width) + width + 1 + words
 
 
+def _blocks(config: Config) -> int:
+    model = config.model
+    assert model.states is not None
+    if model.states_per_word:
+        return max(1, model.states // model.states_per_word)
+    return model.blocks or 1
+
+
 def scoring_memory(config: Config, vocab_size: int, *, blocks: int | None = None) -> int:
     """The most bytes held while the tables of all states are checked and text is scored."""
-    states, blocks = config.model.states, blocks or config.model.blocks or 1
+    states, blocks = config.model.states, blocks or _blocks(config)
     assert states is not None
     _, *phases = _validation(config, vocab_size, blocks, states // blocks)
     return round(4 * LOST * max(sum(phase.values()) for phase in phases))
@@ -182,9 +193,9 @@ def _validation(config: Config, vocab_size: int, blocks: int, each: int) -> list
     checking = {"transitions": table, "emissions": cells}
     checking["checks"] = 6 * max(min(cells, CHECKED_CELLS), min(states, CHECKED_ROWS) * states)
     scoring = {"transitions": table, "emissions": cells, "messages": 7 * rows * each}
-    if dense:
+    if dense and (not factored or states**2 <= RESIDENT):
         scoring["transitions"] += (1 + factored) * states**2
-    else:
+    elif not dense:
         different = _tiles(rows, BATCH_TOKENS, blocks, each, width if factored else states)
         scoring["tiles"] = different * each * (2 * each + 2 * max(width, each) + 8)
     return [making, checking, scoring]

@@ -1,15 +1,21 @@
 """Whether tables fit the memory that is free."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
 
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, rounded
 from hmmlm.support import Support
 
 BYTES = 36
 """Of each number of the tables: the model, the best one, sums in float64, a batch's counts."""
+
+FAR = {"cpu": 2, "cuda": 10}
+"""How many times the free memory an estimate must be to be believed, by the type of device.
+
+It is that of a CPU, right within a quarter where it was measured; kernels of a GPU keep less.
+"""
 
 GROUPS = {
     "": ("", "memory.max", "memory.current", "inactive_file"),
@@ -28,6 +34,18 @@ def check_tables(support: Support, device: str | torch.device = "cpu") -> None:
             f"Tables of {states:,} x {states:,} transitions and {words:,} x {width:,} emissions "
             f"need about {needed / 1e9:,.1f} GB to count in but {free / 1e9:,.1f} GB are free; use "
             f"fewer states, or optimiser adamw with kind lowrank, which makes no such table."
+        )
+
+
+def check_training(memory: Mapping[str, int], device: str | torch.device = "cpu") -> None:
+    """Refuses a training whose estimated bytes, by part, are far beyond the memory that is free."""
+    place = torch.device(device)
+    needed = sum(memory.values()) - memory.get("tiles", 0)  # large ones are fewer than estimated
+    free = free_memory(place)
+    if free is not None and needed > FAR.get(place.type, max(FAR.values())) * free:
+        raise InputError(
+            f"This training needs about {rounded(needed, 'B')} and {rounded(free, 'B')} are free; "
+            f"use fewer states, or --blocks (model.blocks), more of them if there are some."
         )
 
 

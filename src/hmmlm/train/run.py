@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -238,10 +238,13 @@ def _locked(path: Path) -> Iterator[str]:
 class Interrupts:
     """Within it the first SIGINT (Ctrl-C) or SIGTERM only sets `asked`, to the signal's number.
 
-    A second SIGINT interrupts at once.
+    `notice` is called then, within the handler, if it was SIGINT. A second one interrupts at once.
     """
 
     asked: int | None = None
+
+    def __init__(self, notice: Callable[[], None] | None = None) -> None:
+        self.notice = notice
 
     def __enter__(self) -> "Interrupts":
         self._before = {}
@@ -254,6 +257,8 @@ class Interrupts:
         if self.asked is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.asked = number
+        if self.notice is not None and number == signal.SIGINT:
+            self.notice()
 
     def __exit__(self, *error: Any) -> None:
         for number, before in self._before.items():
