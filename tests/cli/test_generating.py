@@ -145,6 +145,12 @@ def test_only_hmms_know(place, call):
     assert answer.status == 2 and "net is a model of kind feed_forward, which has no" in answer.err
 
 
+def test_a_picture_does_not_replace_a_file(place, refused):
+    Path("keep.svg").write_text("mine")
+    said = "keep.svg already exists and is never overwritten; choose another name or remove it"
+    assert said in refused("constraint", "model", "--words=2", "--svg=keep.svg")
+
+
 def test_a_picture_of_too_many_states(place, refused):
     assert "states, and a picture at most 60" in refused(
         "constraint", "model", "--words=70..90", "--svg=a.svg"

@@ -1,7 +1,7 @@
 """Commands that ask something of a model."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +12,6 @@ from hmmlm.cli.output import (
     Device,
     EmptyLines,
     Json,
-    console,
     pick_device,
     print_json,
     progress_bar,
@@ -21,6 +20,7 @@ from hmmlm.cli.output import (
     say_fact,
     whole,
 )
+from hmmlm.cli.states import most_used, state_lines
 from hmmlm.errors import InputError, counted
 
 if TYPE_CHECKING:
@@ -141,8 +141,18 @@ def info(
     ] = None,
     states: Annotated[
         int,
-        typer.Option(help="How many states to show by their words.", parser=whole(0), metavar="N"),
+        typer.Option(
+            help="How many states to show by their words, the most used ones.",
+            parser=whole(0),
+            metavar="N",
+        ),
     ] = 0,
+    state: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="The number of a state to show; may be repeated.", parser=whole(0), metavar="N"
+        ),
+    ] = None,
     device: Annotated[
         str | None,
         typer.Option(
@@ -155,27 +165,48 @@ def info(
     if folder is None and device is None:
         raise InputError("Give a folder or a file, or --device to see what runs there.")
     hmm: Any = None
+    shown: list[str] = []
+    if (states or state) and (folder is None or folder.is_file() or _is_corpus(folder)):
+        raise InputError("--states and --state are of an HMM; give its folder, or leave them out.")
     if folder is None:
         result = {}
     elif folder.is_file():
         result = paths_info(folder)
-    elif (folder / "corpus.json").exists():
+    elif _is_corpus(folder):
         result = _corpus_info(folder)
     else:
         place = "cpu" if device is None else device
-        if states:
+        if states or state:
             loaded = load_hmm(folder, place)
-            say_states(loaded, range(min(states, loaded.hmm.num_states)))
+            shown = _states_shown(loaded, states, state or [])
         else:
             loaded = load_any(folder, place)
         result, hmm = _model_info(loaded), getattr(loaded, "hmm", None)
     if device is not None:
         result |= device_info(pick_device(device), hmm)
     for key, value in result.items():
-        for name, shown in _table_lines(key, value):
-            say_fact(name.replace("_", " "), _shown(shown))
+        for name, fact in _table_lines(key, value):
+            # Not the parameters that training counts, which these were made of.
+            where = " in its tables" if name == "numbers" and hmm is not None else ""
+            say_fact(name.replace("_", " "), _shown(fact) + where)
+    for line in shown:
+        say(line)
     if json:
         print_json(result)
+
+
+def _is_corpus(folder: Path) -> bool:
+    return (folder / "corpus.json").exists()
+
+
+def _states_shown(model: "Model", count: int, given: list[int]) -> list[str]:
+    """Lines about the states that were asked for by number, and about the most used ones."""
+    lines = state_lines(model, given)
+    if count:
+        with progress_bar("Counting the use of states", None):
+            used, name = most_used(model, count)
+        lines += [f"the most used states, in {name}:", *state_lines(model, used)]
+    return lines
 
 
 def device_info(device: str, hmm: Any = None) -> dict[str, Any]:
@@ -224,18 +255,6 @@ def _table_lines(key: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield key, rest
     if not isinstance(value, dict):
         yield key, value
-
-
-def say_states(model: "Model", states: Iterable[int]) -> None:
-    """States by the words they emit most, as many as fit on a line."""
-    for state in states:
-        line = f"{state:>8} "
-        for word, prob in model.top_words(state, k=8):
-            part = f" {word} {prob:.2f}"
-            if len(line) + len(part) > console.width:
-                break
-            line += part + " "
-        say(line.rstrip())
 
 
 def _model_info(model: "Model | NeuralModel") -> dict[str, Any]:
@@ -332,6 +351,7 @@ def text_lines(text: Path | None, empty_lines: str | None) -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
+    """A fact in words."""
     if isinstance(value, dict):
         inner = (
             (key, _shown(part) if isinstance(part, dict) else part) for key, part in value.items()

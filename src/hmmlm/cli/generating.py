@@ -21,6 +21,7 @@ from hmmlm.cli.output import (
     zero_or_more,
 )
 from hmmlm.errors import InputError, counted
+from hmmlm.storage import new_file, refuse_existing
 
 if TYPE_CHECKING:
     from hmmlm.generate import Constraint
@@ -131,6 +132,8 @@ def constraint(
     )
     if wanted is None:
         raise InputError("There is no constraint; give --must-contain TEXT or another of them.")
+    if svg is not None:
+        refuse_existing(svg)
     loaded = load_hmm(model, device)
     with progress_bar("Looking ahead", None):
         look = loaded.look_ahead(wanted, length=length)
@@ -149,7 +152,8 @@ def constraint(
     )
     say(_told(log_prob, length))
     if svg is not None:
-        svg.write_text(drawing, encoding="utf-8")
+        with new_file(svg) as temporary:
+            temporary.write_text(drawing, encoding="utf-8")
         say(f"drawn into {svg}")
     if json:
         print_json(
