@@ -21,6 +21,7 @@ from hmmlm.cli.output import (
     whole,
 )
 from hmmlm.cli.states import most_used, state_lines
+from hmmlm.cli.unknown import UnknownWords, tell_unknown
 from hmmlm.errors import InputError, counted
 
 if TYPE_CHECKING:
@@ -62,8 +63,11 @@ def evaluate(
             raise InputError(f"--split {split} needs a corpus folder; {corpus} is one text.")
         import numpy as np
 
-        lines = loaded.encode(read_lines(corpus, empty_lines=empty_lines or "refuse"))
-        tokens = TokenArray.from_ids(np.concatenate(list(lines)), eos_id=loaded.tokenizer.eos_id)
+        unknown = UnknownWords(loaded.tokenizer)
+        lines = unknown.watch(read_lines(corpus, empty_lines=empty_lines or "refuse"))
+        ids = np.concatenate(list(loaded.encode(lines)))
+        tokens = TokenArray.from_ids(ids, eos_id=loaded.tokenizer.eos_id)
+        unknown.tell()
     with progress_bar("Evaluating", len(tokens)) as bar:
         result = run(
             loaded.lm,
@@ -96,10 +100,12 @@ def score(
     import numpy as np
 
     loaded = load_any(model, device)
+    unknown = UnknownWords(loaded.tokenizer)
+    lines = unknown.watch(text_lines(text, empty_lines))
     found: list[Any] = []
     tokens, nats = 0, 0.0
     with progress_bar("Scoring", None, prints=not json) as bar:
-        for ids, log_probs in loaded.score_ids(loaded.encode(text_lines(text, empty_lines))):
+        for ids, log_probs in loaded.score_ids(loaded.encode(lines)):
             tokens += len(ids)
             nats -= float(log_probs.sum(dtype=np.float64))
             bar.update(bar.task_ids[0], details=counted(tokens, "token"))
@@ -110,6 +116,7 @@ def score(
                 pairs = (f"{w} {p:.4f}" for w, p in zip(words, log_probs.tolist(), strict=True))
                 total = log_probs.sum(dtype=np.float64)
                 sys.stdout.write(f"{total:.4f}\t" + "  ".join(pairs) + "\n")
+    unknown.tell()
     if json:
         print_json({"tokens": tokens, "nats": nats, "log_probs": np.concatenate(found).tolist()})
 
@@ -127,7 +134,9 @@ def next_tokens(
     json: Json = False,
 ) -> None:
     """The most probable tokens after a text, with their probabilities."""
-    found = load_any(model, device).next(prompt, k=k)
+    loaded = load_any(model, device)
+    found = loaded.next(prompt, k=k)
+    tell_unknown(loaded.tokenizer, prompt)
     if json:
         print_json({"next": [{"token": token, "prob": prob} for token, prob in found]})
         return

@@ -9,6 +9,7 @@ import typer
 
 from hmmlm.cli.asking import load_hmm
 from hmmlm.cli.output import Device, Json, print_json, progress_bar, readable, whole
+from hmmlm.cli.unknown import tell_unknown_of_pattern
 
 
 def size_range(value: Any) -> tuple[int, int]:
@@ -60,6 +61,7 @@ def fill(
     with progress_bar("Filling", None):
         fills = loaded.fill(pattern, count, length=length, seed=seed)
         gaps = loaded.gap_words(pattern, top, length=length) if top else []
+    tell_unknown_of_pattern(loaded.tokenizer, pattern)
     if json:
         lines = [line._asdict() for line in fills]
         words = [[{"token": word, "prob": prob} for word, prob in gap] for gap in gaps]

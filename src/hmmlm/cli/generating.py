@@ -20,6 +20,7 @@ from hmmlm.cli.output import (
     whole,
     zero_or_more,
 )
+from hmmlm.cli.unknown import tell_unknown
 from hmmlm.errors import InputError, counted
 from hmmlm.storage import new_file, refuse_existing
 
@@ -92,6 +93,7 @@ def sample(
         loaded = load_any(model, device)
         with progress_bar("Sampling", None):
             texts = loaded.sample(count, prompt=prompt, length=length, seed=seed)
+        tell_unknown(loaded.tokenizer, prompt)
         _print_texts(texts, json, {})
         return
     hmm = load_hmm(model, device)
@@ -101,6 +103,7 @@ def sample(
         if not json:
             errors.print(_told(log_prob, length), soft_wrap=True)
         texts = hmm.sample(count, prompt=prompt, length=length, seed=seed, constraint=look)
+    tell_unknown(hmm.tokenizer, prompt)
     _print_texts(texts, json, {"log_probability": log_prob, "constraint": str(wanted)})
 
 

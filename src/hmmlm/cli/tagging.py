@@ -19,6 +19,7 @@ from hmmlm.cli.output import (
     say,
     warn,
 )
+from hmmlm.cli.unknown import UnknownWords
 from hmmlm.errors import InputError, counted
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ def tag(
     owners: list[list[str]] = []
     groups: list[list[int]] = []
     tokens = 0
+    unknown = UnknownWords(loaded.tokenizer)
+    lines = unknown.watch(lines)
     tagged = _follow(loaded, lines, posterior, prints=not json and merge is None)
     if merge is not None:
         tagged = list(tagged)
@@ -92,6 +95,7 @@ def tag(
             shown = groups[place] if merge is not None else line.tags or line.states
             pairs = zip(line.tokens, shown, strict=True)
             sys.stdout.write(" ".join(f"{word}/{tag}" for word, tag in pairs) + "\n")
+    unknown.tell()
     if json:
         more = {"tags": owners} if owners else {}
         more |= {"groups": groups} if merge is not None else {}
