@@ -21,6 +21,7 @@ from hmmlm.train.config import (
     RECIPES,
     make_batches,
     make_config,
+    mode_of_training,
     validation_mode,
 )
 from hmmlm.train.labels import check_labels, check_states, share_states
@@ -318,6 +319,14 @@ def test_states_that_every_word_has_are_few_unless_given(words, model, chosen):
 
 
 @pytest.mark.parametrize(
+    "config",
+    [{}, {"training": "unknown"}, {"training": {}}, {"training": {"data": {"layout": "new"}}}],
+)
+def test_a_model_that_does_not_say_how_it_was_validated(config):
+    assert mode_of_training(config) is None
+
+
+@pytest.mark.parametrize(
     ("words", "model", "said"),
     [
         (5000, {}, " in 128 blocks of 32, chosen for 1,000,000 tokens"),
@@ -440,7 +449,9 @@ def test_states_that_cannot_be_those_of_a_text():
     ],
 )
 def test_validation_starts_the_chain_where_training_does(data, mode):
-    assert validation_mode(make_config({"data": data}).data) == mode
+    config = make_config({"data": data})
+    assert validation_mode(config.data) == mode
+    assert mode_of_training({"training": config.as_tables()}) == mode
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,6 +19,7 @@ from hmmlm.cli.output import (
     readable,
     say,
     say_fact,
+    warn,
     whole,
 )
 from hmmlm.cli.states import most_used, state_lines
@@ -40,8 +42,9 @@ def evaluate(
     corpus: Annotated[Path, typer.Argument(help="A corpus folder, or a text file.")],
     split: Annotated[str | None, typer.Option(help="Split of the corpus; by default test.")] = None,
     mode: Annotated[
-        str, typer.Option(help="sentence, streaming or 'window N' (docs/evaluation.md).")
-    ] = "sentence",
+        str | None,
+        typer.Option(help="sentence (by default), streaming or 'window N' (docs/evaluation.md)."),
+    ] = None,
     empty_lines: EmptyLines = None,
     device: Device = "auto",
     json: Json = False,
@@ -52,7 +55,7 @@ def evaluate(
     from hmmlm.evaluate import evaluate as run
     from hmmlm.evaluate import parse_mode
 
-    parse_mode(mode)
+    parse_mode(mode or "sentence")
     loaded = load_any(model, device)
     if corpus.is_dir():
         opened = Corpus.open(corpus)
@@ -72,7 +75,7 @@ def evaluate(
         result = run(
             loaded.lm,
             tokens,
-            mode=mode,
+            mode=mode or "sentence",
             eos_id=loaded.tokenizer.eos_id,
             device=loaded.device,
             progress=lambda done: bar.advance(bar.task_ids[0], done),
@@ -82,8 +85,22 @@ def evaluate(
         f"{result.mode} ({result.nats:,.1f} nats; rows of the model sum to one within "
         f"{result.max_row_error:.1e})"
     )
+    if mode is None:
+        _warn_of_mode(model, loaded)
     if json:
         print_json(result._asdict())
+
+
+def _warn_of_mode(folder: Path, model: "Model | NeuralModel") -> None:
+    """Says when a model that was read by sentence was validated in another way."""
+    from hmmlm.train.config import mode_of_training
+
+    trained = mode_of_training(model.config)
+    if trained not in (None, "sentence"):
+        warn(
+            f"{folder} was validated in mode {trained} and is read here by sentence, which gives "
+            f"another number; --mode {quote(trained)} reads as in its training."
+        )
 
 
 def score(
