@@ -205,6 +205,8 @@ def read_model_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_bytes())
     except FileNotFoundError:
+        if (folder / "corpus.json").exists():
+            raise InputError(f"{folder} is a corpus; a model is needed here.") from None
         way_out = "train one with hmmlm train"
         if (folder / "run.json").exists():
             name = shlex.quote(str(folder))

@@ -122,6 +122,18 @@ def test_an_impossible_token_is_null_in_json(place, call):
     )
 
 
+@pytest.mark.parametrize("given", [[], ["-"]])
+def test_a_terminal_is_told_that_lines_are_read_from_it(place, call, monkeypatch, given):
+    outer, inner = pty.openpty()
+    os.write(outer, f"{LINE}\n\x04".encode())
+    with open(inner) as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        answer = call("score", "model", *given)
+    os.close(outer)
+    assert answer.err == "hmmlm: reading lines from the terminal; Ctrl-D ends.\n"
+    assert len(answer.out.splitlines()) == 1 and "<eos>" in answer.out
+
+
 def test_tag_reads_stdin(made):
     answer = run_command("tag", "model", cwd=made.folder, stdin=f"{LINE}\n".encode())
     pairs = [pair.rsplit("/", 1) for pair in answer.out.split()]

@@ -1,5 +1,6 @@
 """Commands that ask something of a model."""
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,7 +119,8 @@ def score(
 
     loaded = load_any(model, device)
     unknown = UnknownWords(loaded.tokenizer)
-    lines = unknown.watch(text_lines(text, empty_lines))
+    lines = text_lines(text, empty_lines, f"hmmlm score {quote(str(model))}")
+    lines = unknown.watch(lines)
     found: list[Any] = []
     tokens, nats = 0, 0.0
     with progress_bar("Scoring", None, prints=not json) as bar:
@@ -369,11 +371,19 @@ def load_hmm(folder: Path, device: str) -> "Model":
         return Model.load(folder, device=place)
 
 
-def text_lines(text: Path | None, empty_lines: str | None) -> Iterator[str]:
-    """The lines of a text, or of stdin."""
+def text_lines(text: Path | None, empty_lines: str | None, command: str) -> Iterator[str]:
+    """The lines of a text, or of stdin; `command` is what reads them there."""
     from hmmlm.data.corpus import read_lines
 
-    return read_lines("-" if text is None else text, empty_lines=empty_lines or "refuse")
+    name = "-" if text is None else str(text)
+    if name == "-" and sys.stdin.isatty():
+        warn("reading lines from the terminal; Ctrl-D ends.")
+    elif name != "-" and not os.path.exists(name):  # also of a text too long for a name
+        raise InputError(
+            f"{name} does not exist; give a text file; echo {quote(name)} | {command} reads the "
+            f"words themselves."
+        )
+    return read_lines(name, empty_lines=empty_lines or "refuse")
 
 
 def _shown(value: Any) -> str:
