@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hmmlm.cli.asking import Folder, load_any, load_hmm
+from hmmlm.cli.hub import tell_of_hub
 from hmmlm.cli.output import (
     Device,
     Json,
@@ -217,7 +218,9 @@ def guide(
     from hmmlm.distill.causal import CausalTeacher
 
     loaded = load_hmm(model, device)
-    teacher = CausalTeacher(llm, device=pick_device(device), gguf_file=gguf_file)
+    tell_of_hub(llm)
+    place = pick_device(device)
+    teacher = CausalTeacher(llm, device=place, gguf_file=gguf_file, what="language model")
     from hmmlm.hf.writing import Writer  # needs transformers, which the line above asks for
 
     writer = Writer(teacher, loaded)
