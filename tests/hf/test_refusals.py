@@ -2,10 +2,14 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 
+from commands import SOURCE
 from hmmlm.errors import InputError
 from hmmlm.mixture import mixture
 from hmmlm.model import Model
@@ -182,3 +186,12 @@ def test_ids_of_a_larger_tokenizer_are_refused() -> None:
     _, lm = make()
     with pytest.raises(InputError, match=r"tokens has id 99 but this vocabulary ends at 5"):
         lm(torch.tensor([[2, 99]]))
+
+
+def test_without_transformers_it_says_how_to_get_it() -> None:
+    code = "import sys\nsys.modules['transformers'] = None\nimport hmmlm.hf"
+    environment = {**os.environ, "PYTHONPATH": SOURCE}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode and "not installed; run pip install 'hmmlm[hf]'." in done.stderr
