@@ -196,7 +196,7 @@ def test_paths_of_a_file_are_those_of_the_current_folder(place, call, refused, m
     )
     assert refused("sweep", "runs.d/many.toml") == said.format("many.toml")
     over = call("train", "runs.d/corpus", "--resume=x", "--states=4", *FEW)
-    assert over.status == 2 and "x has no run.json" in over.err
+    assert over.status == 2 and "x does not exist; give the folder of a training" in over.err
 
 
 @pytest.mark.parametrize(
