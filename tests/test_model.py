@@ -2,11 +2,15 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from commands import SOURCE
 from enumeration import Row, enumerate_row
 from hmmlm import HMM, Model, Support
 from hmmlm.data.shards import TokenArray
@@ -339,3 +343,37 @@ def test_labels_that_do_not_fit_are_refused(tmp_path, tags, size):
     wanted = r"config\.json has labels that cannot be shared equally by 4 states; copy the folder"
     with pytest.raises(InputError, match=wanted):
         Model.load(tmp_path / "m")
+
+
+def test_a_model_says_its_sizes():
+    assert repr(make_model()) == "Model(3 states, 5 words)"
+    assert repr(make_model().hmm) == "HMM(3 states, 5 words)"
+
+
+NO_STRING = (
+    "The prompt is a list but must be one string; join words with spaces, and ask for several "
+    "texts one by one."
+)
+MISTAKES = {
+    'm.next(["a", "b"])': NO_STRING,
+    'm.sample(prompt=["a"])': NO_STRING,
+    'm.sample("x")': "count is 'x' but must be a number; a text to go on after is given as "
+    "prompt='x'.",
+    "m.sample(1.5)": "count is 1.5 but must be a whole number.",
+    'm.next("a", k="3")': "k is '3' but must be a whole number.",
+}
+
+
+def test_what_is_no_text_and_no_number_is_told(tmp_path):
+    # In a process of its own: here the types are checked before the functions see them.
+    make_model().save(tmp_path / "m")
+    code = "import sys\nfrom hmmlm import Model\nfrom hmmlm.errors import InputError\n"
+    code += "m = Model.load(sys.argv[1])\nfor said in sys.argv[2:]:\n"
+    code += "    try:\n        eval(said)\n    except InputError as error:\n        print(error)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "m"), *MISTAKES],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": SOURCE},
+    )
+    assert done.stdout.splitlines() == list(MISTAKES.values()), done.stderr

@@ -142,3 +142,8 @@ def test_each_word_is_drawn_after_all_that_were(monkeypatch):
         expected = model.network.score_tokens(ids[:, : drawn + 1]).carry
         for name, part in expected.items():
             torch.testing.assert_close(carry[name], part)
+
+
+def test_a_network_says_its_sizes():
+    model = make("lstm")
+    assert repr(model) == f"NeuralModel(lstm, {model.network.vocab_size:,} words)"

@@ -90,7 +90,12 @@ def fit(
 
 def words_of(lines: list[str]) -> Tokenizer:
     """The words of a text: those that occur twice, of a short one all."""
-    return Tokenizer.words(lines, min_count=2 if len(lines) >= MANY_LINES else 1)
+    return Tokenizer.words(lines, min_count=2 if drops_rare_words(lines) else 1)
+
+
+def drops_rare_words(lines: list[str]) -> bool:
+    """Whether words that occur once become `<unk>`, as there is enough text without them."""
+    return len(lines) >= MANY_LINES
 
 
 def _device(name: str | torch.device) -> torch.device:

@@ -46,6 +46,9 @@ class HMM:
     source_ids: Int[Tensor, " S"] | None = None
     log_soft: Float[Tensor, "N Z"] | None = None
 
+    def __repr__(self) -> str:
+        return f"HMM({self.num_states:,} states, {self.vocab_size:,} words)"
+
     @property
     def num_states(self) -> int:
         return self.log_init.shape[0]

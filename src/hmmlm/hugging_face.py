@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from logging import ERROR, getLogger
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,9 @@ def reading(source: str, what: str) -> Iterator[Any]:
     level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    hub = getLogger("huggingface_hub")  # which tells every time it tries again
+    hub_level = hub.level
+    hub.setLevel(ERROR)
     try:
         is_folder = Path(source).is_absolute() or source.startswith((".", "~"))
         if is_folder and not Path(source).exists():
@@ -132,6 +136,7 @@ def reading(source: str, what: str) -> Iterator[Any]:
         ) from error
     finally:
         logging.set_verbosity(level)
+        hub.setLevel(hub_level)
         if has_bars:
             logging.enable_progress_bar()
 

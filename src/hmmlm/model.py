@@ -31,7 +31,8 @@ from hmmlm.text_model import (
     TOKENIZER,
     WEIGHTS,
     TextModel,
-    check_k,
+    check_number,
+    check_prompt,
     groups,
     pad,
     read_model_config,
@@ -81,6 +82,9 @@ class Model(TextModel):
                 f"The HMM emits {self.hmm.vocab_size:,} words but the tokenizer has "
                 f"{self.tokenizer.vocab_size:,}; use the tokenizer that the model was trained with."
             )
+
+    def __repr__(self) -> str:
+        return f"Model({self.hmm.num_states:,} states, {self.hmm.vocab_size:,} words)"
 
     def _parts(self) -> dict[str, Callable[[Path], object]]:
         """The files of a model's folder, and what writes each."""
@@ -220,7 +224,7 @@ class Model(TextModel):
         generator = self._generator(count, length, seed)
         if constraint is not None:
             return self._sample_met(count, prompt, length, generator, constraint)
-        ids = self._ids(prompt)[:-1] if prompt.strip() else None
+        ids = self._ids(prompt)[:-1] if check_prompt(prompt).strip() else None
         drawn = inference.sample(
             self.hmm,
             None if ids is None else torch.from_numpy(ids)[None].to(self.hmm.device),
@@ -318,7 +322,7 @@ class Model(TextModel):
     def _read_prompt(self, prompt: str) -> tuple[list[int], inference.State]:
         """The ids of a prompt, and the state after it."""
         state = inference.start(self.hmm, reset_id=self.tokenizer.eos_id)
-        if not prompt.strip():
+        if not check_prompt(prompt).strip():
             return [], state
         ids = self._ids(prompt)[:-1]
         state = inference.advance(state, torch.from_numpy(ids)[None].to(self.device))
@@ -331,7 +335,7 @@ class Model(TextModel):
 
     def next(self, prompt: str = "", *, k: int = 10) -> list[tuple[str, float]]:
         """The k most probable tokens after a prompt (all, if there are fewer), and p of each."""
-        check_k(k)
+        check_number("k", k)
         _, state = self._read_prompt(prompt)
         log_probs, words = inference.next_log_probs(state)[0].topk(min(k, self.hmm.vocab_size))
         pairs = zip(words.tolist(), log_probs.exp().tolist(), strict=True)
@@ -351,8 +355,7 @@ class Model(TextModel):
         with which the line ends. Where tokens are pieces of words, `?` is one token. A backslash
         makes a word of a mark: `\?`, `\*`.
         """
-        if n < 1:
-            raise InputError(f"n is {n:,} but must be at least 1.")
+        check_number("n", n)
         generator = self._generator(1, 1, seed)
         return filling.fill(self.hmm, self.tokenizer, pattern, n, length, generator)
 
@@ -360,7 +363,7 @@ class Model(TextModel):
         self, pattern: str, k: int = 10, *, length: tuple[int, int] = (0, 5)
     ) -> list[list[tuple[str, float]]]:
         """The k most probable words of each `?` of a pattern, and p of each given the rest."""
-        check_k(k)
+        check_number("k", k)
         return filling.gap_words(self.hmm, self.tokenizer, pattern, k, length)
 
     def span(
@@ -371,7 +374,7 @@ class Model(TextModel):
 
     def top_words(self, state: int, *, k: int = 10) -> list[tuple[str, float]]:
         """The k words that a state emits most often (all, if there are fewer), and p of each."""
-        check_k(k)
+        check_number("k", k)
         if not 0 <= state < self.hmm.num_states:
             raise InputError(
                 f"There is no state {state:,}; this model has states 0 to "

@@ -27,7 +27,8 @@ from hmmlm.text_model import (
     TOKENIZER,
     WEIGHTS,
     TextModel,
-    check_k,
+    check_number,
+    check_prompt,
     read_model_config,
     read_tokenizer,
 )
@@ -49,6 +50,9 @@ class NeuralModel(TextModel):
                 f"The network has {self.network.vocab_size:,} words but the tokenizer has "
                 f"{self.tokenizer.vocab_size:,}; use the tokenizer that the model was trained with."
             )
+
+    def __repr__(self) -> str:
+        return f"NeuralModel({self.kind}, {self.network.vocab_size:,} words)"
 
     @property
     def lm(self) -> Network:
@@ -149,7 +153,7 @@ class NeuralModel(TextModel):
     @full_products()
     def next(self, prompt: str = "", *, k: int = 10) -> list[tuple[str, float]]:
         """The k most probable tokens after a prompt (all, if there are fewer), and p of each."""
-        check_k(k)
+        check_number("k", k)
         after = _Reader(self.network, 1).read(torch.tensor([self._start(prompt)], dtype=torch.long))
         found = after[0].topk(min(k, self.network.vocab_size))
         pairs = zip(found.indices.tolist(), found.values.exp().tolist(), strict=True)
@@ -157,7 +161,7 @@ class NeuralModel(TextModel):
 
     def _start(self, prompt: str) -> list[int]:
         """The ids of a prompt."""
-        return self._ids(prompt)[:-1].tolist() if prompt.strip() else []
+        return self._ids(prompt)[:-1].tolist() if check_prompt(prompt).strip() else []
 
 
 class _Reader:

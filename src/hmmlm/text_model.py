@@ -5,6 +5,7 @@ import os
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -141,9 +142,13 @@ class TextModel(ABC):
 
     def _generator(self, count: int, length: int, seed: int | None) -> torch.Generator:
         """The generator of a sample, its numbers checked."""
-        for name, value in (("count", count), ("length", length)):
-            if value < 1:
-                raise InputError(f"{name} is {value:,} but must be at least 1.")
+        if isinstance(count, str):
+            raise InputError(
+                f"count is {count!r} but must be a number; a text to go on after is given as "
+                f"prompt={count!r}."
+            )
+        check_number("count", count)
+        check_number("length", length)
         generator = torch.Generator(self.device)
         if seed is None:
             generator.seed()
@@ -154,10 +159,24 @@ class TextModel(ABC):
         return generator
 
 
-def check_k(k: int) -> None:
-    """Refuses a number of answers that is none."""
-    if k < 1:
-        raise InputError(f"k is {k:,} but must be at least 1.")
+def check_number(name: str, value: int) -> None:
+    """Refuses what is not a whole number of at least 1."""
+    try:
+        number = index(value)
+    except TypeError:
+        raise InputError(f"{name} is {value!r} but must be a whole number.") from None
+    if number < 1:
+        raise InputError(f"{name} is {number:,} but must be at least 1.")
+
+
+def check_prompt(prompt: str) -> str:
+    """The prompt, if it is one text."""
+    if not isinstance(prompt, str):
+        raise InputError(
+            f"The prompt is a {type(prompt).__name__} but must be one string; join words with "
+            f"spaces, and ask for several texts one by one."
+        )
+    return prompt
 
 
 def groups(lines: Iterable[np.ndarray], most: int = GROUP_TOKENS) -> Iterator[list[np.ndarray]]:
@@ -205,6 +224,8 @@ def read_model_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_bytes())
     except FileNotFoundError:
+        if (folder / "corpus.json").exists():
+            raise InputError(f"{folder} is a corpus; a model is needed here.") from None
         way_out = "train one with hmmlm train"
         if (folder / "run.json").exists():
             name = shlex.quote(str(folder))

@@ -29,8 +29,18 @@ TEXTS = {  # what is wrong, the bytes of bad.txt, and what is said about it
     "empty": (b"", "bad.txt is empty; give at least one line of text."),
     "empty-line": (b"a b\n\nc\n", r"bad.txt, line 2 is empty; --empty-lines keep .*, .* skip .*"),
     "blank-line": (b"a b\n \t\n", "bad.txt, line 2 is empty; .*"),
-    "not-utf-8": (b"a b\nc \xe9\n", "bad.txt, line 2: byte 0xe9 is not UTF-8; convert .* iconv .*"),
-    "utf-16": ("a b\n".encode("utf-16"), "bad.txt, line 1: byte 0xff is not UTF-8; convert .*"),
+    "not-utf-8": (
+        b"a b\nc \xe9\n",
+        "bad.txt, line 2: byte 0xe9 is not UTF-8; .* iconv -f LATIN1 .*",
+    ),
+    "utf-16": (
+        "a b\n".encode("utf-16"),
+        "bad.txt, line 1: byte 0xff is not UTF-8; convert .* iconv -f UTF-16 -t UTF-8 bad.txt .*",
+    ),
+    "utf-16-be": (
+        b"\xfe\xff" + "a b\n".encode("utf-16-be"),
+        "bad.txt, line 1: byte 0xfe is not UTF-8; convert .* iconv -f UTF-16 -t UTF-8 bad.txt .*",
+    ),
 }
 MODEL_COMMANDS = {
     "evaluate": ["evaluate", "{}", "corpus"],
@@ -225,11 +235,30 @@ def test_a_corpus_of_another_vocabulary(place, call, refused):
         (["train", "text.txt", "--out=new"], "text.txt is a file but must be a corpus folder; .*"),
         (
             ["train", "model", "--out=new"],
-            "model is not a prepared corpus: it has no corpus.json.*",
+            "model is a model; a corpus is needed here, such as hmmlm prepare makes.",
         ),
-        (["train", "no", "--out=new"], "no is not a prepared corpus: it has no corpus.json; .*"),
-        (["evaluate", "model", "model"], "model is not a prepared corpus: it has no corpus.json.*"),
-        (["evaluate", "corpus", "model"], "corpus is not a model: it has no config.json; .*"),
+        (["train", "no", "--out=new"], "no does not exist; give a corpus folder, made by hmmlm .*"),
+        (["evaluate", "model", "model"], "model is a model; a corpus is needed here, such as .*"),
+        (["evaluate", "corpus", "model"], "corpus is a corpus; a model is needed here."),
+        (["train", ".", "--out=new"], ". is not a prepared corpus; its corpus is corpus."),
+        (
+            ["train", "--resume", "no"],
+            "no does not exist; give the folder of a training that was stopped.",
+        ),
+        (
+            ["info", "text.txt"],
+            "text.txt is plain text; info tells of models, corpora and files of clusters. hmmlm "
+            "prepare text.txt makes a corpus of it.",
+        ),
+        (
+            ["score", "model", "the red"],
+            r"the red does not exist; give a text file; echo 'the red' \| hmmlm score model reads "
+            "the words themselves.",
+        ),
+        (
+            ["tag", "model", "the" * 1000],
+            rf"{'the' * 1000} does not exist; .* \| hmmlm tag model reads the words themselves.",
+        ),
         (["evaluate", "text.txt", "corpus"], "text.txt is a file but must be a model's folder."),
         (["score", "no", "text.txt"], "no does not exist; give a model's folder."),
         (["info", "no"], "no does not exist; give a model's folder."),
@@ -652,6 +681,12 @@ def test_what_needs_validation_text(place, call, refused, setting, name):
     Path("few.txt").write_text("the dog sees a cat .\n" * 10)
     message = refused("train", "--text=few.txt", "--out=new", "--set", setting)
     assert message == said + "give at least 40 lines, of which some are held out, or leave it out."
+
+
+def test_a_sweep_is_not_trained(place, refused):
+    Path("rates.toml").write_text("[sweep.grid]\n'train.epochs' = [1, 2]\n")
+    said = "rates.toml has a table [sweep], of many trainings; use hmmlm sweep rates.toml."
+    assert refused("train", "rates.toml", "--out=new") == said
 
 
 def test_a_run_that_is_not_named_toml(place, refused):

@@ -43,7 +43,13 @@ def test_every_kind_trains_and_answers(place, call, kind):
     assert found["perplexity"] == pytest.approx(trained["val"], rel=1e-4)
     assert found["max_row_error"] < 1e-4
     scored = last_json(call("score", "new", "test.txt", "--json").out)
-    sentence = last_json(call("evaluate", "new", "test.txt", "--json").out)
+    answer = call("evaluate", "new", "test.txt", "--json")
+    sentence = last_json(answer.out)
+    assert answer.err == (
+        "hmmlm: new was validated in mode streaming and is read here by sentence, which gives "
+        "another number; --mode streaming reads as in its training.\n"
+    )
+    assert call("evaluate", "new", "test.txt", "--mode=sentence").err == ""
     assert scored["nats"] == pytest.approx(sentence["nats"], rel=1e-5)
     assert call("next", "new", "the").out.count("\n") == 10
     assert call("sample", "new", "-n", "3", "--seed=1", "--length=5").out.count("\n") == 3
@@ -62,6 +68,7 @@ def test_settings_come_from_a_file_too(place, call):
     loaded = load_model("new")
     assert loaded.settings.width == 4 and loaded.settings.layers == 1
     assert loaded.config["training"]["data"]["validation"] == "window 8"
+    assert "; --mode 'window 8' reads as in" in call("evaluate", "new", "test.txt").err
     assert loaded.config["training"]["train"]["optimiser"] == "sgd"
 
 

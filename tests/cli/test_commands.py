@@ -79,7 +79,7 @@ def test_evaluate_gives_the_perplexity_of_a_split_and_of_the_same_text(place, ca
 def test_score_reads_stdin(made):
     text = f"{LINE}\nthe zebra .\n".encode()
     answer = run_command("score", "model", "--json", cwd=made.folder, stdin=text)
-    assert answer.status == 0 and answer.err == ""
+    assert answer.status == 0 and "zebra" in answer.err and answer.err.count("\n") == 1
     result = last_json(answer.out)
     assert set(result) == {"tokens", "nats", "log_probs"}
     assert result["tokens"] == len(result["log_probs"]) == 8 + 4
@@ -121,6 +121,18 @@ def test_an_impossible_token_is_null_in_json(place, call):
         "hmmlm: The prompt 'the red' has probability zero under this model, so nothing can follow "
         "it; give another.\n"
     )
+
+
+@pytest.mark.parametrize("given", [[], ["-"]])
+def test_a_terminal_is_told_that_lines_are_read_from_it(place, call, monkeypatch, given):
+    outer, inner = pty.openpty()
+    os.write(outer, f"{LINE}\n\x04".encode())
+    with open(inner) as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        answer = call("score", "model", *given)
+    os.close(outer)
+    assert answer.err == "hmmlm: reading lines from the terminal; Ctrl-D ends.\n"
+    assert len(answer.out.splitlines()) == 1 and "<eos>" in answer.out
 
 
 def test_tag_reads_stdin(made):
@@ -242,15 +254,41 @@ def test_a_long_fact_goes_on_under_where_it_began(monkeypatch) -> None:
 
 
 def test_info_of_a_model_and_of_a_corpus(place, call):
-    answer = call("info", "model", "--states", 2, "--json")
+    answer = call("info", "model", "--json")
     result = last_json(answer.out)
     assert (result["kind"], result["states"], result["vocabulary"]) == ("model", 4, 13)
     assert result["training"]["train"]["epochs"] == 20
     shown = answer.out.splitlines()
-    assert shown[0].split()[0] == "0" and shown[1].split()[0] == "1"
     assert any(line.split()[:2] == ["training", "model"] for line in shown)
+    numbers = sum(field.numel() for field in Model.load("model").hmm.fields())
+    assert f"{'numbers':>20}  {numbers:,} in its tables" in shown and result["numbers"] == numbers
     result = last_json(call("info", "corpus", "--json").out)
     assert (result["kind"], result["train_tokens"]) == ("corpus", 1600)
+
+
+def test_info_shows_the_most_used_states_after_the_summary(place, call):
+    model = Model.load("model")
+    use = torch.zeros(4, dtype=torch.float64)
+    for line in Path("valid.txt").read_text().splitlines():
+        found = model.posterior(line)
+        use.index_add_(0, found.states.flatten(), found.log_probs.double().exp().flatten())
+    order = use.argsort(descending=True).tolist()
+    shown = call("info", "model", "--states=3").out.splitlines()
+    assert shown[0].split() == ["kind", "model"]
+    assert shown[-4] == "the most used states, in validation text of corpus, 240 tokens:"
+    assert [int(line.split()[0]) for line in shown[-3:]] == order[:3]
+    word, prob = model.top_words(order[0], k=1)[0]
+    assert shown[-3].split()[1:3] == [word, f"{prob:.2f}"]
+
+
+def test_info_shows_states_by_their_numbers(place, call, refused):
+    shown = call("info", "model", "--state=3", "--state=1").out.splitlines()
+    assert [int(line.split()[0]) for line in shown[-2:]] == [3, 1]
+    said = "There is no state 4; this model has states 0 to 3."
+    assert refused("info", "model", "--state=4") == said
+    said = "--states and --state are of an HMM; give its folder, or leave them out."
+    assert refused("info", "corpus", "--state=1") == said
+    assert refused("info", "text.txt", "--states=1") == said
 
 
 def test_names_in_brackets_are_printed_as_they_are(place, call):

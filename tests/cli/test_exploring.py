@@ -105,7 +105,7 @@ def test_leaving_loopback_is_warned_of_and_text_may_be_given(made):
 
 def test_what_is_no_hmm_is_refused(place, refused):
     assert refused("explore", "nowhere") == "nowhere does not exist; give a model's folder."
-    assert "is not a model: it has no config.json" in refused("explore", "corpus")
+    assert "corpus is a corpus; a model is needed here." in refused("explore", "corpus")
     config = json.loads((place / "model/config.json").read_text())
     (place / "model/config.json").write_text(json.dumps({**config, "kind": "lstm"}))
     said = refused("explore", "model", "--port", "0")

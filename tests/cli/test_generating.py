@@ -1,6 +1,7 @@
 """`hmmlm sample` under constraints, `hmmlm constraint` and `hmmlm guide`."""
 
 import json
+import logging.handlers
 import math
 import re
 from itertools import product
@@ -122,9 +123,45 @@ def test_bad_input(llm, refused):
         (["sample", "model", "--starts-with="], "The text to look for is empty"),
         (["constraint", "model"], "There is no constraint; give --must-contain TEXT"),
         (["guide", "model", "--llm=llm"], "There is nothing to guide to; give --must-contain"),
-        (["guide", "model", "--llm=none", "--words=2"], "The teacher none cannot be loaded"),
     ):
         assert message in refused(*options)
+
+
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        (["guide", "model", "--llm=nosuch", "--words=2"], "language model"),
+        (["sample-corpus", "nosuch", "--tokens=10", "--out=new"], "teacher"),
+    ],
+)
+def test_a_name_is_asked_of_the_hub_and_its_retries_are_not_told(
+    llm, call, monkeypatch, command, what
+):
+    transformers = pytest.importorskip("transformers")
+
+    def fail(*_, **__):
+        logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 1s [Retry 1/5].")
+        raise OSError("We couldn't connect.\nMore of it.")
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", fail)
+    hub, told = logging.getLogger("huggingface_hub"), logging.handlers.BufferingHandler(100)
+    before = hub.level
+    hub.addHandler(told)
+    try:
+        answer = call(*command)
+    finally:
+        hub.removeHandler(told)
+    assert told.buffer == [] and hub.level == before
+    assert answer.status == 2 and answer.err == (
+        "hmmlm: nosuch is no folder here; asking Hugging Face's hub.\n"
+        f"hmmlm: The {what} nosuch cannot be loaded: We couldn't connect. Give a folder that "
+        "transformers reads, or a name on the hub.\n"
+    )
+
+
+def test_a_folder_that_is_written_as_one_is_not_asked_of_the_hub(llm, refused):
+    said = "The language model ./nosuch cannot be loaded: there is no such folder."
+    assert refused("guide", "model", "--llm=./nosuch", "--words=2").startswith(said)
 
 
 def test_a_guide_of_another_vocabulary(llm, refused):
@@ -143,6 +180,12 @@ def test_only_hmms_know(place, call):
     assert call(*train, "--set=model.width=4").status == 0
     answer = call("sample", "net", "--words=2")
     assert answer.status == 2 and "net is a model of kind feed_forward, which has no" in answer.err
+
+
+def test_a_picture_does_not_replace_a_file(place, refused):
+    Path("keep.svg").write_text("mine")
+    said = "keep.svg already exists and is never overwritten; choose another name or remove it"
+    assert said in refused("constraint", "model", "--words=2", "--svg=keep.svg")
 
 
 def test_a_picture_of_too_many_states(place, refused):

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -215,3 +216,19 @@ def test_a_dataset(place, call, monkeypatch):
 def test_settings_of_datasets_are_for_datasets(refused, option):
     said = refused("prepare", "text.txt", "--out=new", f"--{option}=x")
     assert said == f"--{option} is for a dataset, hf:NAME; text.txt is none: leave it out."
+
+
+def test_much_that_is_unknown_is_told(place, call):
+    answer = call("prepare", "text.txt", "--min-count=200", "--out=new")
+    assert re.fullmatch(
+        r"hmmlm: \d\d% of the training text is <unk>: a lower --min-count or a larger --max-size "
+        r"keeps more words\.\n",
+        answer.err,
+    )
+    Path("other.txt").write_text("quite another text\n")
+    answer = call("prepare", "text.txt", "--valid=other.txt", "--out=new-2")
+    said = "hmmlm: 75% of the validation text is <unk>: its words are not those of the training "
+    assert answer.err == f"{said}text.\n"
+    how = ["--tokenizer=corpus/tokenizer.json", "--out=new-3"]
+    answer = call("prepare", "other.txt", *how)
+    assert answer.err.endswith("its words are not those of the tokenizer; give another, or none.\n")

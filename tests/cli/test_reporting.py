@@ -18,7 +18,7 @@ def test_a_report_is_written_once(place, call, refused):
 
 def test_what_is_no_model_is_refused(refused):
     assert refused("report", "nowhere") == "nowhere does not exist; give a model's folder."
-    assert "is not a model" in refused("report", "corpus", "--out", "x.html")
+    assert "corpus is a corpus; a model is needed" in refused("report", "corpus", "--out", "x.html")
 
 
 def test_matplotlib_is_asked_for_by_its_extra(refused, monkeypatch):

@@ -111,9 +111,7 @@ def test_a_sweep_trains_skips_and_goes_on_after_a_failure(place, call, trained_h
         Model.load(run["folder"])
     unheld, failed = result["runs"][2:]  # a text of ten lines has none held out
     assert unheld["val"] is None and unheld["best_step"] is None and unheld["seconds"] > 0
-    reason = (
-        "no/corpus is not a prepared corpus: it has no corpus.json; make one with hmmlm prepare."
-    )
+    reason = "no/corpus does not exist; give a corpus folder, made by hmmlm prepare."
     assert failed["error"] == reason and failed["val"] is None
     shown = answer.out.splitlines()
     assert shown[0] == "4 runs in found, 0 of them finished before"

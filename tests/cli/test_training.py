@@ -104,6 +104,42 @@ def test_train_from_plain_text_chooses_sizes(place, call):
     assert last_json(again.out)["folder"] == "runs/many-2"
 
 
+def test_the_size_line_says_why_there_are_no_blocks(place, call):
+    answer = call("train", "corpus", "--states=8", "--out=new", *FEW)
+    assert "8 states, without blocks: the text has 13 words, and blocks are for" in answer.out
+
+
+def test_a_text_in_one_line_is_told(place, call):
+    Path("long.txt").write_text(" ".join(made_up_lines(200, seed=7)) + "\n")
+    said = "has 1 line of 1,400 words; a line is a sentence: nothing could be held out"
+    end = "Split the text into sentences, 40 of them or more.\n"
+    answer = call("train", "--text=long.txt", *FEW)
+    assert answer.err == f"hmmlm: long.txt {said}, and rows of 64 tokens cut it. {end}"
+    answer = call("train", "--text=long.txt", *FEW, "--length=1401")
+    assert answer.err == f"hmmlm: long.txt {said}. {end}"
+    two = "\n".join([" ".join(made_up_lines(100, seed=7))] * 2)
+    Path("two.txt").write_text(two)
+    answer = call("train", "--text=two.txt", *FEW)
+    assert "two.txt has 2 lines of 1,400 words; " in answer.err
+    assert "rows of 64 tokens cut longer ones. " in answer.err
+
+
+def test_a_text_of_a_few_words_is_told(place, call):
+    Path("ten.txt").write_text("a b c d e f g h i j\n")
+    said = "hmmlm: ten.txt has 1 line of 10 words, which is too little to learn from; give some "
+    assert call("train", "--text=ten.txt", *FEW).err == f"{said}thousands of words.\n"
+
+
+def test_words_that_are_dropped_are_told(place, call):
+    lines = [*made_up_lines(1100, seed=7), *(f"once{n} ." for n in range(20))]
+    Path("many.txt").write_text("".join(f"{line}\n" for line in lines))
+    answer = call("train", "--text=many.txt", *FEW)
+    assert answer.err == ""
+    assert re.search(r"13 words; words that occur once are <unk>, 0\.2% of the text\n", answer.out)
+    Path("fewer.txt").write_text("".join(f"{line}\n" for line in lines[-400:]))
+    assert "<unk>" not in call("train", "--text=fewer.txt", *FEW).out.splitlines()[0]
+
+
 def test_a_loss_that_is_not_finite_keeps_the_best_weights(place, call, monkeypatch):
     from hmmlm.train.loss import HmmLoss
 
@@ -161,7 +197,7 @@ def test_paths_of_a_file_are_those_of_the_current_folder(place, call, refused, m
     )
     assert refused("sweep", "runs.d/many.toml") == said.format("many.toml")
     over = call("train", "runs.d/corpus", "--resume=x", "--states=4", *FEW)
-    assert over.status == 2 and "x has no run.json" in over.err
+    assert over.status == 2 and "x does not exist; give the folder of a training" in over.err
 
 
 @pytest.mark.parametrize(

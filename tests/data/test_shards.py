@@ -305,10 +305,10 @@ def test_other_vocabulary_in_the_folder_is_refused(tmp_path):
 
 
 def test_foreign_or_missing_index_is_refused(tmp_path):
-    with pytest.raises(
-        InputError, match=r"c is not a prepared corpus: it has no corpus.json; make"
-    ):
+    with pytest.raises(InputError, match=r"c does not exist; give a corpus folder, made by"):
         Corpus.open(tmp_path / "c")
+    with pytest.raises(InputError, match=r"is not a prepared corpus: it has no corpus.json; make"):
+        Corpus.open(tmp_path)
     write(tmp_path / "c")
     path = tmp_path / "c" / "corpus.json"
     whole = path.read_text()

@@ -2,10 +2,14 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 
+from commands import SOURCE
 from hmmlm.errors import InputError
 from hmmlm.mixture import mixture
 from hmmlm.model import Model
@@ -196,3 +200,12 @@ def test_texts_that_are_packed_into_a_row_are_refused() -> None:
     packed = torch.tensor([[0, 1, 0, 1], [0, 1, 2, 3]])
     with pytest.raises(InputError, match=r"start again within row 0: texts are packed.*own \(pack"):
         model(ids, position_ids=packed)
+
+
+def test_without_transformers_it_says_how_to_get_it() -> None:
+    code = "import sys\nsys.modules['transformers'] = None\nimport hmmlm.hf"
+    environment = {**os.environ, "PYTHONPATH": SOURCE}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode and "not installed; run pip install 'hmmlm[hf]'." in done.stderr

@@ -21,6 +21,7 @@ from hmmlm.train.config import (
     RECIPES,
     make_batches,
     make_config,
+    mode_of_training,
     validation_mode,
 )
 from hmmlm.train.labels import check_labels, check_states, share_states
@@ -317,6 +318,39 @@ def test_states_that_every_word_has_are_few_unless_given(words, model, chosen):
     assert (config.model.states, config.model.blocks) == chosen
 
 
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"training": "unknown"}, {"training": {}}, {"training": {"data": {"layout": "new"}}}],
+)
+def test_a_model_that_does_not_say_how_it_was_validated(config):
+    assert mode_of_training(config) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "model", "said"),
+    [
+        (5000, {}, " in 128 blocks of 32, chosen for 1,000,000 tokens"),
+        (5000, {"blocks": 7}, " in 7 blocks of 585, chosen for 1,000,000 tokens"),
+        (5000, {"blocks": 8, "uneven": 0.5}, " in 8 blocks, chosen for 1,000,000 tokens"),
+        (5000, {"states": 128}, " in 4 blocks of 32"),
+        (5000, {"states": 100}, ", without blocks: blocks are of 32 states, from 128 states on"),
+        (
+            5000,
+            {"states": 1000},
+            ", without blocks: 1,000 states are not 31 blocks of one size; 992 are",
+        ),
+        (
+            200,
+            {"states": 1000},
+            ", without blocks: the text has 200 words, and blocks are for more than 200",
+        ),
+        (5000, {"states": 100, "blocks": 0}, ""),
+    ],
+)
+def test_sizes_that_are_chosen_say_why(words, model, said):
+    assert with_sizes(make_config({"model": model}), 1_000_000, words)[1] == said
+
+
 def test_sizes_of_the_model_to_start_from():
     def started(kind, **model):
         tables = {"model": {"kind": "scalar", **model}, "train": {"start": "old"}}
@@ -436,7 +470,9 @@ def test_states_that_cannot_be_those_of_a_text():
     ],
 )
 def test_validation_starts_the_chain_where_training_does(data, mode):
-    assert validation_mode(make_config({"data": data}).data) == mode
+    config = make_config({"data": data})
+    assert validation_mode(config.data) == mode
+    assert mode_of_training({"training": config.as_tables()}) == mode
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """Commands that ask something of a model."""
 
+import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,14 +15,16 @@ from hmmlm.cli.output import (
     Device,
     EmptyLines,
     Json,
-    console,
     pick_device,
     print_json,
     readable,
     say,
     say_fact,
+    warn,
     whole,
 )
+from hmmlm.cli.states import most_used, state_lines
+from hmmlm.cli.unknown import UnknownWords, tell_unknown
 from hmmlm.errors import InputError, counted
 
 if TYPE_CHECKING:
@@ -39,8 +43,9 @@ def evaluate(
     corpus: Annotated[Path, typer.Argument(help="A corpus folder, or a text file.")],
     split: Annotated[str | None, typer.Option(help="Split of the corpus; by default test.")] = None,
     mode: Annotated[
-        str, typer.Option(help="sentence, streaming or 'window N' (docs/evaluation.md).")
-    ] = "sentence",
+        str | None,
+        typer.Option(help="sentence (by default), streaming or 'window N' (docs/evaluation.md)."),
+    ] = None,
     empty_lines: EmptyLines = None,
     device: Device = "auto",
     json: Json = False,
@@ -51,7 +56,7 @@ def evaluate(
     from hmmlm.evaluate import evaluate as run
     from hmmlm.evaluate import parse_mode
 
-    parse_mode(mode)
+    parse_mode(mode or "sentence")
     loaded = load_any(model, device)
     if corpus.is_dir():
         opened = Corpus.open(corpus)
@@ -62,13 +67,16 @@ def evaluate(
             raise InputError(f"--split {split} needs a corpus folder; {corpus} is one text.")
         import numpy as np
 
-        lines = loaded.encode(read_lines(corpus, empty_lines=empty_lines or "refuse"))
-        tokens = TokenArray.from_ids(np.concatenate(list(lines)), eos_id=loaded.tokenizer.eos_id)
+        unknown = UnknownWords(loaded.tokenizer)
+        lines = unknown.watch(read_lines(corpus, empty_lines=empty_lines or "refuse"))
+        ids = np.concatenate(list(loaded.encode(lines)))
+        tokens = TokenArray.from_ids(ids, eos_id=loaded.tokenizer.eos_id)
+        unknown.tell()
     with progress_bar("Evaluating", len(tokens)) as bar:
         result = run(
             loaded.lm,
             tokens,
-            mode=mode,
+            mode=mode or "sentence",
             eos_id=loaded.tokenizer.eos_id,
             device=loaded.device,
             progress=lambda done: bar.advance(bar.task_ids[0], done),
@@ -78,8 +86,22 @@ def evaluate(
         f"{result.mode} ({result.nats:,.1f} nats; rows of the model sum to one within "
         f"{result.max_row_error:.1e})"
     )
+    if mode is None:
+        _warn_of_mode(model, loaded)
     if json:
         print_json(result._asdict())
+
+
+def _warn_of_mode(folder: Path, model: "Model | NeuralModel") -> None:
+    """Says when a model that was read by sentence was validated in another way."""
+    from hmmlm.train.config import mode_of_training
+
+    trained = mode_of_training(model.config)
+    if trained not in (None, "sentence"):
+        warn(
+            f"{folder} was validated in mode {trained} and is read here by sentence, which gives "
+            f"another number; --mode {quote(trained)} reads as in its training."
+        )
 
 
 def score(
@@ -96,10 +118,13 @@ def score(
     import numpy as np
 
     loaded = load_any(model, device)
+    unknown = UnknownWords(loaded.tokenizer)
+    lines = text_lines(text, empty_lines, f"hmmlm score {quote(str(model))}")
+    lines = unknown.watch(lines)
     found: list[Any] = []
     tokens, nats = 0, 0.0
     with progress_bar("Scoring", None, prints=not json) as bar:
-        for ids, log_probs in loaded.score_ids(loaded.encode(text_lines(text, empty_lines))):
+        for ids, log_probs in loaded.score_ids(loaded.encode(lines)):
             tokens += len(ids)
             nats -= float(log_probs.sum(dtype=np.float64))
             bar.update(bar.task_ids[0], details=counted(tokens, "token"))
@@ -110,6 +135,7 @@ def score(
                 pairs = (f"{w} {p:.4f}" for w, p in zip(words, log_probs.tolist(), strict=True))
                 total = log_probs.sum(dtype=np.float64)
                 sys.stdout.write(f"{total:.4f}\t" + "  ".join(pairs) + "\n")
+    unknown.tell()
     if json:
         print_json({"tokens": tokens, "nats": nats, "log_probs": np.concatenate(found).tolist()})
 
@@ -127,7 +153,9 @@ def next_tokens(
     json: Json = False,
 ) -> None:
     """The most probable tokens after a text, with their probabilities."""
-    found = load_any(model, device).next(prompt, k=k)
+    loaded = load_any(model, device)
+    found = loaded.next(prompt, k=k)
+    tell_unknown(loaded.tokenizer, prompt)
     if json:
         print_json({"next": [{"token": token, "prob": prob} for token, prob in found]})
         return
@@ -141,8 +169,18 @@ def info(
     ] = None,
     states: Annotated[
         int,
-        typer.Option(help="How many states to show by their words.", parser=whole(0), metavar="N"),
+        typer.Option(
+            help="How many states to show by their words, the most used ones.",
+            parser=whole(0),
+            metavar="N",
+        ),
     ] = 0,
+    state: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="The number of a state to show; may be repeated.", parser=whole(0), metavar="N"
+        ),
+    ] = None,
     device: Annotated[
         str | None,
         typer.Option(
@@ -155,27 +193,48 @@ def info(
     if folder is None and device is None:
         raise InputError("Give a folder or a file, or --device to see what runs there.")
     hmm: Any = None
+    shown: list[str] = []
+    if (states or state) and (folder is None or folder.is_file() or _is_corpus(folder)):
+        raise InputError("--states and --state are of an HMM; give its folder, or leave them out.")
     if folder is None:
         result = {}
     elif folder.is_file():
         result = paths_info(folder)
-    elif (folder / "corpus.json").exists():
+    elif _is_corpus(folder):
         result = _corpus_info(folder)
     else:
         place = "cpu" if device is None else device
-        if states:
+        if states or state:
             loaded = load_hmm(folder, place)
-            say_states(loaded, range(min(states, loaded.hmm.num_states)))
+            shown = _states_shown(loaded, states, state or [])
         else:
             loaded = load_any(folder, place)
         result, hmm = _model_info(loaded), getattr(loaded, "hmm", None)
     if device is not None:
         result |= device_info(pick_device(device), hmm)
     for key, value in _for_people(result).items():
-        for name, shown in _table_lines(key, value):
-            say_fact(name.replace("_", " "), _shown(shown))
+        for name, fact in _table_lines(key, value):
+            # Not the parameters that training counts, which these were made of.
+            where = " in its tables" if name == "numbers" and hmm is not None else ""
+            say_fact(name.replace("_", " "), _shown(fact) + where)
+    for line in shown:
+        say(line)
     if json:
         print_json(result)
+
+
+def _is_corpus(folder: Path) -> bool:
+    return (folder / "corpus.json").exists()
+
+
+def _states_shown(model: "Model", count: int, given: list[int]) -> list[str]:
+    """Lines about the states that were asked for by number, and about the most used ones."""
+    lines = state_lines(model, given)
+    if count:
+        with progress_bar("Counting the use of states", None):
+            used, name = most_used(model, count)
+        lines += [f"the most used states, in {name}:", *state_lines(model, used)]
+    return lines
 
 
 def device_info(device: str, hmm: Any = None) -> dict[str, Any]:
@@ -235,18 +294,6 @@ def _table_lines(key: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield key, rest
     if not isinstance(value, dict):
         yield key, value
-
-
-def say_states(model: "Model", states: Iterable[int]) -> None:
-    """States by the words they emit most, as many as fit on a line."""
-    for state in states:
-        line = f"{state:>8} "
-        for word, prob in model.top_words(state, k=8):
-            part = f" {word} {prob:.2f}"
-            if len(line) + len(part) > console.width:
-                break
-            line += part + " "
-        say(line.rstrip())
 
 
 def _model_info(model: "Model | NeuralModel") -> dict[str, Any]:
@@ -335,14 +382,23 @@ def load_hmm(folder: Path, device: str) -> "Model":
         return Model.load(folder, device=place)
 
 
-def text_lines(text: Path | None, empty_lines: str | None) -> Iterator[str]:
-    """The lines of a text, or of stdin."""
+def text_lines(text: Path | None, empty_lines: str | None, command: str) -> Iterator[str]:
+    """The lines of a text, or of stdin; `command` is what reads them there."""
     from hmmlm.data.corpus import read_lines
 
-    return read_lines("-" if text is None else text, empty_lines=empty_lines or "refuse")
+    name = "-" if text is None else str(text)
+    if name == "-" and sys.stdin.isatty():
+        warn("reading lines from the terminal; Ctrl-D ends.")
+    elif name != "-" and not os.path.exists(name):  # also of a text too long for a name
+        raise InputError(
+            f"{name} does not exist; give a text file; echo {quote(name)} | {command} reads the "
+            f"words themselves."
+        )
+    return read_lines(name, empty_lines=empty_lines or "refuse")
 
 
 def _shown(value: Any) -> str:
+    """A fact in words."""
     if isinstance(value, dict):
         inner = (
             (key, _shown(part) if isinstance(part, dict) else part) for key, part in value.items()

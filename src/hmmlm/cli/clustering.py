@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -120,10 +121,28 @@ def paths_info(path: Path) -> dict[str, Any]:
     from hmmlm.clusters.clustering import balance
     from hmmlm.clusters.paths import clustering_from_paths, read_paths
 
+    _refuse_text(path)
     found = read_paths(path)
     made = clustering_from_paths(found, found.words, source=str(path))
     sizes = balance(made.cluster_of_word, np.array(found.counts, np.int64))
     return {"kind": "clusters", "words": len(found.words), **balance_info(sizes, "cluster")}
+
+
+def _refuse_text(path: Path) -> None:
+    """Refuses a file whose first line has no tab, as all lines of a paths file do."""
+    with path.open("rb") as file:
+        first = file.readline(1 << 16)
+    if not first.strip() or b"\t" in first or b"\0" in first:
+        return
+    try:
+        first.decode()
+    except UnicodeDecodeError:
+        return  # what is wrong is said where the file is read
+    name = quote(str(path))
+    raise InputError(
+        f"{path} is plain text; info tells of models, corpora and files of clusters. hmmlm prepare "
+        f"{name} makes a corpus of it."
+    )
 
 
 def balance_info(sizes: Any, what: str) -> dict[str, Any]:

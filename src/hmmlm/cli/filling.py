@@ -10,6 +10,7 @@ import typer
 from hmmlm.cli.asking import load_hmm
 from hmmlm.cli.bars import progress_bar
 from hmmlm.cli.output import Device, Json, print_json, readable, whole
+from hmmlm.cli.unknown import tell_unknown_of_pattern
 
 
 def size_range(value: Any) -> tuple[int, int]:
@@ -61,6 +62,7 @@ def fill(
     with progress_bar("Filling", None):
         fills = loaded.fill(pattern, count, length=length, seed=seed)
         gaps = loaded.gap_words(pattern, top, length=length) if top else []
+    tell_unknown_of_pattern(loaded.tokenizer, pattern)
     if json:
         lines = [line._asdict() for line in fills]
         words = [[{"token": word, "prob": prob} for word, prob in gap] for gap in gaps]

@@ -8,6 +8,7 @@ import typer
 
 from hmmlm.cli.asking import Folder, load_any, load_hmm
 from hmmlm.cli.bars import progress_bar
+from hmmlm.cli.hub import tell_of_hub
 from hmmlm.cli.output import (
     Device,
     Json,
@@ -20,7 +21,9 @@ from hmmlm.cli.output import (
     whole,
     zero_or_more,
 )
+from hmmlm.cli.unknown import tell_unknown
 from hmmlm.errors import InputError, counted
+from hmmlm.storage import new_file, refuse_existing
 
 if TYPE_CHECKING:
     from hmmlm.generate import Constraint
@@ -91,6 +94,7 @@ def sample(
         loaded = load_any(model, device)
         with progress_bar("Sampling", None):
             texts = loaded.sample(count, prompt=prompt, length=length, seed=seed)
+        tell_unknown(loaded.tokenizer, prompt)
         _print_texts(texts, json, {})
         return
     hmm = load_hmm(model, device)
@@ -100,6 +104,7 @@ def sample(
         if not json:
             note(_told(log_prob, length))
         texts = hmm.sample(count, prompt=prompt, length=length, seed=seed, constraint=look)
+    tell_unknown(hmm.tokenizer, prompt)
     _print_texts(texts, json, {"log_probability": log_prob, "constraint": str(wanted)})
 
 
@@ -131,6 +136,8 @@ def constraint(
     )
     if wanted is None:
         raise InputError("There is no constraint; give --must-contain TEXT or another of them.")
+    if svg is not None:
+        refuse_existing(svg)
     loaded = load_hmm(model, device)
     with progress_bar("Looking ahead", None):
         look = loaded.look_ahead(wanted, length=length)
@@ -149,7 +156,8 @@ def constraint(
     )
     say(_told(log_prob, length))
     if svg is not None:
-        svg.write_text(drawing, encoding="utf-8")
+        with new_file(svg) as temporary:
+            temporary.write_text(drawing, encoding="utf-8")
         say(f"drawn into {svg}")
     if json:
         print_json(
@@ -210,7 +218,9 @@ def guide(
     from hmmlm.distill.causal import CausalTeacher
 
     loaded = load_hmm(model, device)
-    teacher = CausalTeacher(llm, device=pick_device(device), gguf_file=gguf_file)
+    tell_of_hub(llm)
+    place = pick_device(device)
+    teacher = CausalTeacher(llm, device=place, gguf_file=gguf_file, what="language model")
     from hmmlm.hf.writing import Writer  # needs transformers, which the line above asks for
 
     writer = Writer(teacher, loaded)

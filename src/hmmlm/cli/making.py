@@ -13,6 +13,7 @@ from hmmlm.cli.output import (
     note,
     print_json,
     say,
+    warn,
     whole,
 )
 from hmmlm.errors import InputError
@@ -20,6 +21,10 @@ from hmmlm.storage import refuse_existing
 
 if TYPE_CHECKING:
     from hmmlm.data.corpus import TextSplits
+
+
+MUCH_UNKNOWN = 0.2
+"""The share of <unk> above which little of a text is left to learn."""
 
 
 def prepare(
@@ -123,8 +128,24 @@ def prepare(
             f"{unknown:.2%} <unk>"
         )
     say(f"vocabulary of {result['vocab']:,}; written to {out}")
+    _warn_of_unknown(result["splits"], made is not None)
     if json:
         print_json({**result, "folder": str(out)})
+
+
+def _warn_of_unknown(splits: dict[str, dict[str, int]], has_tokenizer: bool) -> None:
+    """Says when much of a text is <unk>, and what to do about that."""
+    shares = {name: counts["unknown"] / counts["tokens"] for name, counts in splits.items()}
+    name = max(shares, key=lambda name: shares[name])
+    if shares[name] <= MUCH_UNKNOWN:
+        return
+    way_out = "a lower --min-count or a larger --max-size keeps more words"
+    if has_tokenizer:
+        way_out = "its words are not those of the tokenizer; give another, or none"
+    elif name != "train":
+        way_out = "its words are not those of the training text"
+    told = {"train": "training", "valid": "validation"}.get(name, name)
+    warn(f"{shares[name]:.0%} of the {told} text is <unk>: {way_out}.")
 
 
 def _find_text(

@@ -10,6 +10,7 @@ import typer
 
 from hmmlm.cli.asking import Folder, check_split, load_any
 from hmmlm.cli.bars import progress_bar
+from hmmlm.cli.hub import tell_of_hub
 from hmmlm.cli.output import (
     Device,
     Json,
@@ -163,6 +164,7 @@ def _source(teacher: str, dtype: str, device: str, gguf_file: str | None, go_on:
     if not is_ours(Path(teacher)):
         if go_on:
             raise InputError(f"{teacher} is no model of ours, of which --go-on is; leave it out.")
+        tell_of_hub(teacher)
         return CausalTeacher(teacher, dtype=dtype, device=device, gguf_file=gguf_file)
     if dtype != "float32" or gguf_file is not None:
         raise InputError(

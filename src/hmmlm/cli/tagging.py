@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,6 +20,7 @@ from hmmlm.cli.output import (
     say,
     warn,
 )
+from hmmlm.cli.unknown import UnknownWords
 from hmmlm.errors import InputError, counted
 
 if TYPE_CHECKING:
@@ -71,7 +73,7 @@ def tag(
         facts = {"posterior": posterior, "merge": merge, "column": column or 2, "unknown": unknown}
         _tell(_states_of(tagged, merge), tags, names, "tag", facts, json)
         return
-    lines = text_lines(text, empty_lines)
+    lines = text_lines(text, empty_lines, f"hmmlm tag {quote(str(model))}")
     if against is not None:
         _compare_models(loaded, load_hmm(against, device), list(lines), posterior, merge, json)
         return
@@ -79,6 +81,8 @@ def tag(
     owners: list[list[str]] = []
     groups: list[list[int]] = []
     tokens = 0
+    unknown = UnknownWords(loaded.tokenizer)
+    lines = unknown.watch(lines)
     tagged = _follow(loaded, lines, posterior, prints=not json and merge is None)
     if merge is not None:
         tagged = list(tagged)
@@ -92,6 +96,7 @@ def tag(
             shown = groups[place] if merge is not None else line.tags or line.states
             pairs = zip(line.tokens, shown, strict=True)
             sys.stdout.write(" ".join(f"{word}/{tag}" for word, tag in pairs) + "\n")
+    unknown.tell()
     if json:
         more = {"tags": owners} if owners else {}
         more |= {"groups": groups} if merge is not None else {}
@@ -138,7 +143,7 @@ def _read_gold(
 
     sentences = read_gold(gold, column=column)
     if text is not None:
-        pairs = zip_longest(text_lines(text, empty_lines), sentences)
+        pairs = zip_longest(text_lines(text, empty_lines, "hmmlm tag MODEL"), sentences)
         for place, (line, one) in enumerate(pairs, 1):
             if line is None or one is None or line.split() != one.words:
                 at = f" at line {one.number:,}" if one is not None else ""

@@ -7,11 +7,14 @@ from shlex import quote
 from typing import Any
 
 from hmmlm.cli.bars import progress_bar
-from hmmlm.cli.output import say
-from hmmlm.errors import InputError
+from hmmlm.cli.output import say, warn
+from hmmlm.errors import InputError, counted
 
 HELD_OUT = 20
 """Of plain text without a validation file, one line in so many is held out."""
+
+LITTLE = 1000
+"""Tokens below which a text is too little to learn from."""
 
 
 def open_corpus(config: Any, stack: ExitStack) -> tuple[Any, str]:
@@ -23,7 +26,7 @@ def open_corpus(config: Any, stack: ExitStack) -> tuple[Any, str]:
 def _open_whole(config: Any, stack: ExitStack) -> tuple[Any, str]:
     from hmmlm.data.corpus import read_lines
     from hmmlm.data.shards import Corpus, write_corpus
-    from hmmlm.fitting import words_of
+    from hmmlm.fitting import drops_rare_words, words_of
 
     data = config.data
     if bool(data.corpus) == bool(data.text):
@@ -51,8 +54,32 @@ def _open_whole(config: Any, stack: ExitStack) -> tuple[Any, str]:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "corpus"
         counts = write_corpus(scratch, words, splits)["splits"]
     held_out = f", {counts['valid']['tokens']:,} held out" if "valid" in counts else ""
-    say(f"{counts['train']['tokens']:,} tokens to train on{held_out}, {words.vocab_size:,} words")
-    return Corpus.open(scratch), path.absolute().name.split(".")[0]
+    rare = ""
+    if drops_rare_words(lines):
+        share = counts["train"]["unknown"] / counts["train"]["tokens"]
+        rare = f"; words that occur once are <unk>, {share:.1%} of the text"
+    tokens = counts["train"]["tokens"]
+    say(f"{tokens:,} tokens to train on{held_out}, {words.vocab_size:,} words{rare}")
+    corpus = Corpus.open(scratch)
+    check_validation(corpus, config)  # refused, it would be told twice
+    _warn_of_lines(path, lines, tokens, data, not held_out)
+    return corpus, path.absolute().name.split(".")[0]
+
+
+def _warn_of_lines(path: Path, lines: list[str], tokens: int, data: Any, alone: bool) -> None:
+    """Says what comes of a text of few words, or, where it is left `alone`, of few lines."""
+    size = f"{path} has {counted(len(lines), 'line')} of {counted(tokens - len(lines), 'word')}"
+    if tokens < LITTLE:
+        warn(f"{size}, which is too little to learn from; give some thousands of words.")
+    elif alone:
+        longest = max(len(line.split()) for line in lines) + 1
+        cut = data.layout == "packed" and longest > data.length
+        it = "it" if len(lines) == 1 else "longer ones"
+        warn(
+            f"{size}; a line is a sentence: nothing could be held out"
+            f"{f', and rows of {data.length:,} tokens cut {it}' if cut else ''}. "
+            f"Split the text into sentences, {2 * HELD_OUT} of them or more."
+        )
 
 
 def _is_config(path: Path) -> bool:

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from hmmlm.cli.asking import say_states
 from hmmlm.cli.fitting import fit
 from hmmlm.cli.output import Device, Json, pick_device, print_json, say, whole
+from hmmlm.cli.states import state_lines
 from hmmlm.cli.training import free_folder
 from hmmlm.storage import refuse_existing
 
@@ -104,7 +104,8 @@ def _compare(corpus: Any, model: Any) -> dict[str, float]:
 def _ask(model: Any) -> None:
     often = _telling(model, model.hmm.long_run().sort(descending=True).indices.tolist())
     say("by their most probable words", heading=f"4. {len(often)} states")
-    say_states(model, often)
+    for line in state_lines(model, often):
+        say(line)
     say("drawn from the model", heading="5. Three sentences")
     for text in model.sample(3, length=40, seed=1):
         say(text, indent=3)

@@ -211,6 +211,10 @@ def _configure(run: Path | None, begun: Any, changes: list[str], named: dict[str
     tables, source = ({}, {}) if begun is None else (begun[0]["config"], begun[1])
     tables.setdefault("data", {})
     given = {} if run is None else read_config(run)
+    if "sweep" in given:
+        raise InputError(
+            f"{run} has a table [sweep], of many trainings; use hmmlm sweep {quote(str(run))}."
+        )
     for name, table in given.items():
         known = tables.get(name, {})
         tables[name] = {**known, **table} if isinstance(table, dict) else table

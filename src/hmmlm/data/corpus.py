@@ -1,5 +1,6 @@
 """Text files and folders of them, read line by line."""
 
+import codecs
 import gzip
 import io
 import lzma
@@ -18,6 +19,7 @@ from hmmlm.errors import InputError
 TextFile = Path | HubText
 STDIN = Path("-")
 EMPTY_LINES = ("refuse", "keep", "skip")
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 SPLITS = ("train", "valid", "test")
 _PATTERNS = (  # the groups are a file's number and its compression
@@ -97,9 +99,10 @@ class Block(NamedTuple):
             text = data.decode("utf-8-sig" if self.number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             number = self.number + error.object.count(b"\n", 0, error.start)
+            coding = "UTF-16" if self.number == 1 and data.startswith(UTF_16) else "LATIN1"
             raise InputError(
                 f"{_name(self.path)}, line {number:,}: byte 0x{error.object[error.start]:02x} is "
-                "not UTF-8; convert the file first, for example: iconv -f LATIN1 -t UTF-8 "
+                f"not UTF-8; convert the file first, for example: iconv -f {coding} -t UTF-8 "
                 f"{self.path} > new.txt"
             ) from None
         lines = []

@@ -11,6 +11,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from hmmlm.data.places import no_corpus
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.errors import InputError
 from hmmlm.storage import new_folder
@@ -388,10 +389,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
     try:
         index = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
-        raise InputError(
-            f"{folder} is not a prepared corpus: it has no corpus.json; make one with "
-            "hmmlm prepare."
-        ) from None
+        raise no_corpus(folder) from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from None
     except ValueError:

@@ -187,6 +187,17 @@ class Tokenizer:
             spans.append((start, start + len(bare) if bare else end))
         return found.ids, spans
 
+    def unknown(self, line: str) -> list[str]:
+        """The words, or pieces of words, that are read as `<unk>` and were not written so."""
+        if self.unk_id is None:
+            return []
+        if self._word_ids is not None:
+            return [word for word in line.split() if word not in self._word_ids]
+        ids, spans = self.encode_spans(line)
+        pairs = zip(ids, spans, strict=True)
+        parts = [line[start:end] for id, (start, end) in pairs if id == self.unk_id]
+        return [part for part in parts if part != self.token(self.unk_id)]
+
     def encode_lines(self, lines: Iterable[str]) -> Iterator[np.ndarray]:
         """Each line's ids, int64, ending in `eos_id`; a quarter of a megabyte of text at a time."""
         for group in _groups(lines):

@@ -25,7 +25,7 @@ class CausalTeacher:
 
     A text begins after `first_id`, the model's own first token, or its end token where it has none,
     and is over after any of `end_ids`. `tokenizer.eos_id` is the first of those.
-    `signature` is another where the model is another.
+    `signature` is another where the model is another. Messages call it `what` it is to the caller.
     """
 
     def __init__(
@@ -35,16 +35,18 @@ class CausalTeacher:
         dtype: str = "float32",
         device: torch.device | str = "cpu",
         gguf_file: str | None = None,
+        what: str = "teacher",
     ) -> None:
         kind, source = check_dtype(dtype), str(source)
         how: dict[str, Any] = {} if gguf_file is None else {"gguf_file": gguf_file}
-        with reading(source, "teacher") as transformers:
+        named = self._named = f"The {what} {source}"
+        with reading(source, what) as transformers:
             model, found = transformers.AutoModelForCausalLM.from_pretrained(
                 source, dtype=kind, output_loading_info=True, **how
             )
-            _check_weights(source, found)
-            ends = _end_ids(model, source)
-            self.tokenizer = _read_tokenizer(transformers, source, how, ends[0])
+            _check_weights(named, found)
+            ends = _end_ids(model, named)
+            self.tokenizer = _read_tokenizer(transformers, source, how, ends[0], named)
         self.model = model.to(device).eval().requires_grad_(False)
         first = getattr(model.config, "bos_token_id", None)
         self.first_id: int = ends[0] if first is None else first
@@ -55,10 +57,10 @@ class CausalTeacher:
         self.signature = [self.name, self.device.type, *place_of(source, model.config)]
         if self.tokenizer.vocab_size > model.config.vocab_size:
             raise InputError(
-                f"The teacher {source} knows {model.config.vocab_size:,} ids but its tokenizer has "
+                f"{named} knows {model.config.vocab_size:,} ids but its tokenizer has "
                 f"{self.tokenizer.vocab_size:,}; take the tokens that were added out of it."
             )
-        self._check_causal(source)
+        self._check_causal()
 
     @property
     def device(self) -> torch.device:
@@ -100,7 +102,7 @@ class CausalTeacher:
         found = draw_texts(reader, prompts, length=length, **how)
         if found is None:
             raise InputError(
-                f"The teacher {self.name} gave a probability that is not a number; use dtype "
+                f"{self._named} gave a probability that is not a number; use dtype "
                 f"float32 or bfloat16, which hold larger ones."
             )
         return found
@@ -114,19 +116,19 @@ class CausalTeacher:
         return torch.log_softmax(logits / temperature, -1), made.past_key_values
 
     @torch.no_grad()
-    def _check_causal(self, source: str) -> None:
+    def _check_causal(self) -> None:
         """Refuses an encoder, and a model that keeps what it has read in some other way."""
         rows = torch.tensor([[0, 0], [0, 1]], device=self.device)
         made = self.model(input_ids=rows, use_cache=True)
         before, at = (made.logits[0] - made.logits[1]).float().abs().amax(-1).tolist()
         if before > CAUSAL_TOLERANCE * at:
             raise InputError(
-                f"The teacher {source} reads what comes after a token too, as encoders do, so no "
+                f"{self._named} reads what comes after a token too, as encoders do, so no "
                 f"text can be drawn from it; give a causal language model."
             )
         if getattr(made, "past_key_values", None) is None:
             raise InputError(
-                f"The teacher {source} keeps no keys and values of what it has read, which drawing "
+                f"{self._named} keeps no keys and values of what it has read, which drawing "
                 f"goes on from; give a transformer."
             )
 
@@ -149,27 +151,29 @@ class _Reader:
         self._cache.batch_select_indices(rows)
 
 
-def _check_weights(source: str, found: dict[str, Any]) -> None:
+def _check_weights(named: str, found: dict[str, Any]) -> None:
     missing = sorted({*found["missing_keys"], *map(str, found["mismatched_keys"])})
     if missing:
         raise InputError(
-            f"The teacher {source} lacks weights of a causal language model, such as {missing[0]}; "
+            f"{named} lacks weights of a causal language model, such as {missing[0]}; "
             f"give a model that was trained as one."
         )
 
 
-def _end_ids(model: Any, source: str) -> list[int]:
+def _end_ids(model: Any, named: str) -> list[int]:
     for settings in (model.generation_config, model.config):
         found = getattr(settings, "eos_token_id", None)
         if found is not None:
             return list(found) if isinstance(found, Sequence) else [found]
     raise InputError(
-        f"The teacher {source} has no end token, so where a text is over is not known; set "
+        f"{named} has no end token, so where a text is over is not known; set "
         f"eos_token_id in its config.json."
     )
 
 
-def _read_tokenizer(transformers: Any, source: str, how: dict[str, Any], eos_id: int) -> Tokenizer:
+def _read_tokenizer(
+    transformers: Any, source: str, how: dict[str, Any], eos_id: int, named: str
+) -> Tokenizer:
     """That of the teacher's tokenizer.json, or of what transformers makes of other files."""
     path = None
     if not how:
@@ -186,7 +190,7 @@ def _read_tokenizer(transformers: Any, source: str, how: dict[str, Any], eos_id:
         raise InputError(f"The tokenizer of {source} cannot be read: {error}.") from None
     if eos is None:
         raise InputError(
-            f"The teacher {source} ends a text with the id {eos_id:,}, which its tokenizer does "
+            f"{named} ends a text with the id {eos_id:,}, which its tokenizer does "
             f"not have; set eos_token_id in its config.json."
         )
     return Tokenizer.from_json(text, source=f"The tokenizer of {source}", eos=eos)

@@ -5,7 +5,7 @@ A text is what its tokens write, without one space at its beginning (`data.spell
 
 import string
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -84,6 +84,8 @@ class _Leaf(Constraint):
 
     name: str
     make: Callable[[], Automaton] = field(compare=False)
+    lower: "tuple[str, Constraint] | None" = field(default=None, compare=False)
+    """What it looks for in lower case, where that is something else."""
 
     @cached_property
     def letters(self) -> Automaton | None:
@@ -91,6 +93,16 @@ class _Leaf(Constraint):
 
     def read(self, spelling: Spelling) -> Automaton:
         return _lift_leaf(self, spelling)
+
+    def emptiness(self, spelling: Spelling) -> InputError:
+        if self.lower is not None:
+            phrase, other = self.lower
+            if not (other.read(spelling) & _written(spelling)).is_empty:
+                return InputError(
+                    f"The tokens of this vocabulary cannot write a text that meets {self}; did you "
+                    f"mean {phrase}?"
+                )
+        return super().emptiness(spelling)
 
     def __str__(self) -> str:
         return self.name
@@ -204,7 +216,8 @@ def starts_with(text: str) -> Constraint:
             return state
         return state + 1 if goal[state] == byte else -1
 
-    return _leaf(f"starts_with({text!r})", 0, step, lambda state: state == len(goal))
+    made = _leaf(f"starts_with({text!r})", 0, step, lambda state: state == len(goal))
+    return _or_lower(made, text, starts_with)
 
 
 def ends_with(text: str) -> Constraint:
@@ -215,7 +228,8 @@ def ends_with(text: str) -> Constraint:
         read = goal[:state] + bytes([byte])
         return next(n for n in range(min(len(goal), len(read)), -1, -1) if read.endswith(goal[:n]))
 
-    return _leaf(f"ends_with({text!r})", 0, step, lambda state: state == len(goal))
+    made = _leaf(f"ends_with({text!r})", 0, step, lambda state: state == len(goal))
+    return _or_lower(made, text, ends_with)
 
 
 def words(least: int, most: int | None = None) -> Constraint:
@@ -341,12 +355,13 @@ def _contains(phrase: str, whole: bool, ignore_case: bool) -> Constraint:
         return is_word, grown
 
     how = ("" if whole else ", whole=False") + (", ignore_case=True" if ignore_case else "")
-    return _leaf(
+    made = _leaf(
         f"contains({phrase!r}{how})",
         (False, frozenset()),
         step,
         lambda state: state is True or len(goal) in state[1],
     )
+    return _or_lower(made, phrase, lambda small: _contains(small, whole, ignore_case))
 
 
 def _is_of_word(byte: int, before: bool) -> bool:
@@ -364,8 +379,14 @@ def _is_of_word(byte: int, before: bool) -> bool:
 
 def _leaf(
     name: str, start: Any, step: Callable[[Any, int], Any], accepts: Callable[[Any], bool]
-) -> Constraint:
+) -> _Leaf:
     return _Leaf(name, lambda: from_steps(BYTES, start, step, accepts))
+
+
+def _or_lower(leaf: _Leaf, phrase: str, make: Callable[[str], Constraint]) -> Constraint:
+    """The leaf, which knows what it would be in lower case."""
+    small = phrase.lower()
+    return leaf if small == phrase else replace(leaf, lower=(small, make(small)))
 
 
 def _all(sign: str, parts: Sequence[Constraint]) -> Constraint:

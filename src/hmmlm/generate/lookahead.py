@@ -357,6 +357,5 @@ def _check(
         raise InputError(
             f"Looking {budget:,} tokens ahead through {automaton.num_states:,} x "
             f"{hmm.num_states:,} states takes {size / 2**30:.1f} GiB, over the limit of "
-            f"{most_bytes / 2**30:.1f}; ask for less at once, allow fewer tokens, or raise the "
-            f"limit."
+            f"{most_bytes / 2**30:.1f}; ask for less at once, or allow fewer tokens."
         )

@@ -371,6 +371,19 @@ def validation_mode(data: DataSettings) -> str:
     return "streaming" if data.layout == "streams" else f"window {data.length}"
 
 
+def mode_of_training(config: Mapping[str, Any]) -> str | None:
+    """How a model that was kept with its `config` is evaluated in training; None if not known."""
+    training = config.get("training")
+    data = training.get("data") if isinstance(training, Mapping) else None
+    if not isinstance(data, Mapping):
+        return None
+    known = {field.name for field in dataclasses.fields(DataSettings)}
+    try:
+        return validation_mode(DataSettings(**{key: data[key] for key in known & data.keys()}))
+    except (InputError, TypeError):  # another version's
+        return None
+
+
 def make_batches(
     config: Config,
     tokens: TokenArray,

@@ -72,6 +72,10 @@ def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
         if found == FORMAT:
             _check(about["config"], source)
     except FileNotFoundError:
+        if not folder.exists():
+            raise InputError(
+                f"{folder} does not exist; give the folder of a training that was stopped."
+            ) from None
         raise InputError(
             f"{folder} has no {RUN}, so there is nothing to resume: either it was trained to its "
             f"end, or it is not the folder of a training."

@@ -14,6 +14,9 @@ from hmmlm.params import pretrained
 from hmmlm.support import Support
 from hmmlm.train.config import Config
 
+MANY_WORDS, BLOCK_STATES, FEWEST_BLOCKS = 200, 32, 4
+"""Blocks that nobody asked for are for texts of more words, of so many states, and so many."""
+
 
 def with_sizes(config: Config, tokens: int, vocab_size: int, tags: int = 0) -> tuple[Config, str]:
     """The configuration with states and blocks chosen where they were not given, and why.
@@ -42,13 +45,14 @@ def _chosen(config: Config, tokens: int, vocab_size: int, tags: int) -> tuple[Co
         return config, ""
     states = model.states
     if states is None:
-        dense = vocab_size <= 200 if model.blocks is None else model.blocks == 0
+        dense = vocab_size <= MANY_WORDS if model.blocks is None else model.blocks == 0
         states = 1 << min(8 if dense else 12, max(6, round(math.log2(max(1, tokens / 25)))))
         states = max(1, round(states / tags)) * tags if tags else states
     blocks = model.blocks
     if blocks is None:
-        blocks = max(1, states // 32) if vocab_size > 200 else 0
-        blocks = blocks if blocks > 3 and (states % blocks == 0 or model.uneven) else 0
+        blocks = states // BLOCK_STATES if vocab_size > MANY_WORDS else 0
+        divides = model.uneven or (blocks and states % blocks == 0)
+        blocks = blocks if blocks >= FEWEST_BLOCKS and divides else 0
         if model.uneven and not blocks:
             raise InputError(
                 f"uneven says how blocks share the states, but {counted(states, 'state')} for "
@@ -58,9 +62,25 @@ def _chosen(config: Config, tokens: int, vocab_size: int, tags: int) -> tuple[Co
         states = max(1, states // blocks) * blocks
     chosen = dataclasses.replace(model, states=states, blocks=blocks)
     reason = f" in {blocks:,} blocks" if blocks else ""
+    reason += f" of {states // blocks:,}" if blocks and not model.uneven else ""
     if model.states is None:
         reason += f", chosen for {tokens:,} tokens"
+    elif not blocks:
+        reason += f", without blocks: {_why_no_blocks(states, vocab_size)}"
     return dataclasses.replace(config, model=chosen), reason
+
+
+def _why_no_blocks(states: int, vocab_size: int) -> str:
+    """Why every word has all of so many states, where nobody said how many blocks there are."""
+    if vocab_size <= MANY_WORDS:
+        return (
+            f"the text has {counted(vocab_size, 'word')}, and blocks are for more than {MANY_WORDS}"
+        )
+    number = states // BLOCK_STATES
+    if number < FEWEST_BLOCKS:
+        return f"blocks are of {BLOCK_STATES} states, from {FEWEST_BLOCKS * BLOCK_STATES} states on"
+    fits = states // number * number
+    return f"{states:,} states are not {number:,} blocks of one size; {fits:,} are"
 
 
 def plain_support(config: Config, vocab_size: int) -> Support | None:
