@@ -1,6 +1,7 @@
 """The HMM: normalised log tables and the map from words to states, frozen."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -20,6 +21,10 @@ CHECKED = 1 << 30
 
 SAMPLED = 1 << 28
 """Cells that are looked at where there are more: 256 rows of a million states."""
+
+
+SQUARED = 512
+"""Up to so many states the long run is found by squaring the table."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,20 @@ class HMM:
     def num_soft(self) -> int:
         """How many pieces of soft evidence are kept apart from the words."""
         return 0 if self.log_soft is None else self.log_soft.shape[0]
+
+    @cached_property
+    def with_soft_words(self) -> "HMM":
+        """On a dense support: soft evidence as further words, which is how chains read it."""
+        if self.log_soft is None:
+            return self
+        support = self.support
+        rows = support.row_of_word.new_zeros(self.vocab_size + self.num_soft)
+        return replace(
+            self,
+            log_emit=torch.cat([self.log_emit, self.log_soft]),
+            support=Support(support.rows, rows, support.num_states),
+            log_soft=None,
+        )
 
     @property
     def dtype(self) -> torch.dtype:
@@ -221,8 +240,11 @@ class HMM:
     def long_run(self, *, rounds: int = 200) -> Float[Tensor, " Z"]:
         """p(z_t) far from the start: the stationary distribution, reached from p(z1).
 
-        O(rounds Z^2) time; rounds end early when nothing changes any more.
+        Up to 512 states exactly, in O(Z^3) time. Beyond that after `rounds` half-steps at most, in
+        O(rounds Z^2), where a chain that hardly leaves some of its states may not have settled.
         """
+        if self.num_states <= SQUARED:
+            return self._settled()
         use = self.log_init.detach().exp()
         step = max(1, (1 << 22) // self.num_states)
         for _ in range(rounds):
@@ -236,6 +258,17 @@ class HMM:
                 break
             use = after
         return use
+
+    def _settled(self) -> Float[Tensor, " Z"]:
+        """p(z_t) after 2^60 half-steps, by squaring."""
+        table = self.transitions.rows(0, self.num_states).detach().double().exp()
+        table = (table + torch.eye(self.num_states, dtype=table.dtype, device=table.device)) / 2
+        for _ in range(60):
+            before, table = table, table @ table
+            table /= table.sum(1, keepdim=True)
+            if torch.equal(before, table):
+                break
+        return (self.log_init.detach().double().exp() @ table).to(self.dtype)
 
     def restrict(
         self,

@@ -66,7 +66,7 @@ def test_frequent_blocks_have_more_states(place, call):
     order = counts.argsort()
     assert sizes.sum() == 30 and support.is_partition and len(sizes) == 4
     assert (sizes[order].diff() >= -1).all() and sizes.max() > sizes.min() + 2
-    assert f"of {int(sizes.min())} to {int(sizes.max())} states" in answer.out
+    assert f"blocks have {int(sizes.min())} to {int(sizes.max())} states" in answer.out
     assert model.config["training"]["model"]["uneven"] == 0.7
     found = last_json(call("evaluate", "new", "corpus", "--split=test", "--json").out)
     assert 1 < found["perplexity"] < 20 and found["max_row_error"] < 1e-4
@@ -425,7 +425,7 @@ def test_an_estimate_takes_the_sizes_of_a_corpus(place, call, monkeypatch):
     assert {(task.vocab_size, task.tokens) for task in tasks} == {(30, 70)}
     Path("run.toml").write_text(BASE.replace('"corpus"', '"gone"'))
     answer = call("estimate", "run.toml", "--no-measure")
-    assert answer.status == 2 and "gone is not a prepared corpus" in answer.err
+    assert answer.status == 2 and "gone does not exist; give a corpus folder" in answer.err
     assert call("estimate", "run.toml", "--no-measure", "--vocab=9", "--tokens=9").status == 0
 
 

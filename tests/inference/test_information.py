@@ -197,3 +197,20 @@ def test_what_cannot_be_compared(call, message):
 def two_words() -> HMM:
     half = torch.full((2, 2), 0.5).double().log()
     return HMM.from_tables(half[0], half, half)
+
+
+@pytest.mark.parametrize(("dtype", "small"), [(torch.float32, 20.0), (torch.float64, 40.0)])
+def test_words_beside_an_end_that_is_all_but_certain(dtype, small) -> None:
+    """p(any other word) is a sum: 1 - p(end) would be zero."""
+    impossible = -torch.inf
+    emit = torch.tensor([[0.0, -small, -small - 5], [impossible, impossible, 0.0]], dtype=dtype)
+    hmm = HMM.from_tables(
+        torch.tensor([0.0, impossible], dtype=dtype),
+        torch.tensor([[impossible, 0.0], [0.0, impossible]], dtype=dtype),
+        emit.log_softmax(1),
+    )
+    found = inference.pseudo_log_prob(hmm, torch.tensor([[0, 2]]), reset_id=0)
+    # <eos> and afresh, then word 2; or another word, then state 1, which has word 2 alone.
+    ends, others = -small - 5, math.log(math.exp(-small) + math.exp(-small - 5))
+    truth = ends - math.log(math.exp(ends) + math.exp(others))
+    assert float(found.token_log_probs[0, 0]) == pytest.approx(truth, abs=1e-4)

@@ -8,6 +8,7 @@ import torch
 from enumeration import Row, enumerate_row
 from hmmlm import HMM, inference
 from hmmlm.errors import InputError
+from hmmlm.tempering import tempered
 from models import SUPPORTS, TRANSITIONS, make_hmm
 
 TOLERANCE = {"rtol": 0, "atol": 1e-10}
@@ -176,3 +177,29 @@ def test_a_token_past_the_evidence():
         soft = inference.soften(make_hmm(support), WEIGHTS)
         with pytest.raises(InputError, match="tokens has id 7 but this vocabulary ends at 6"):
             inference.log_prob(soft, torch.tensor([[0, 7]]))
+
+
+@pytest.mark.parametrize("support", ["dense", "blocks"])
+def test_evidence_is_no_word(support) -> None:
+    """What comes next, what is drawn and what is left of an HMM are as without it."""
+    hmm = make_hmm(support)
+    soft = inference.soften(hmm, WEIGHTS)
+    assert (soft.vocab_size, soft.num_soft) == (hmm.vocab_size, len(WEIGHTS))
+    tokens = torch.tensor([[0, 1]])
+    following = inference.next_log_probs(hmm, tokens)
+    torch.testing.assert_close(inference.next_log_probs(soft, tokens), following)
+    assert inference.word_information(soft, 0, 2) == inference.word_information(hmm, 0, 2)
+    generator = torch.Generator().manual_seed(0)
+    drawn = inference.sample(soft, length=20, num_samples=20, generator=generator)
+    assert int(drawn.tokens.max()) < hmm.vocab_size
+    every = torch.arange(hmm.num_states)
+    some = torch.tensor([[0, hmm.vocab_size, 1]])
+    left = inference.log_prob(soft.restrict(every), some).log_evidence
+    torch.testing.assert_close(left, inference.log_prob(soft, some).log_evidence)
+    assert inference.counts(soft, some).emit.shape == hmm.log_emit.shape
+    with pytest.raises(InputError, match=r"reset_id is .* but this vocabulary has ids 0 to"):
+        inference.log_prob(soft, tokens, reset_id=hmm.vocab_size)
+    with pytest.raises(InputError, match="soft evidence already; give the one without them"):
+        inference.word_log_probs(soft, torch.tensor([[0, -1]]))
+    with pytest.raises(InputError, match="temper first, then soften"):
+        tempered(soft, emit=0.5)

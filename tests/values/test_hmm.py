@@ -192,3 +192,15 @@ def test_of_a_large_table_rows_all_over_it_are_looked_at(monkeypatch) -> None:
     )
     lost = again.with_fields(left, right, torch.full_like(wrong, torch.nan))
     assert lost.row_error(torch.arange(4)) != lost.row_error(torch.arange(4))
+
+
+def test_long_run_of_a_chain_that_hardly_moves() -> None:
+    """Also where it can never leave some of its states."""
+    sticky = torch.tensor([[1 - 1e-7, 1e-7, 0.0], [3e-7, 1 - 3e-7, 0.0], [0.0, 0.0, 1.0]])
+    hmm = HMM.from_tables(
+        torch.tensor([0.5, 0.0, 0.5]).double().log(),
+        sticky.double().div(sticky.double().sum(1, keepdim=True)).log(),
+        torch.full((3, 2), 0.5).double().log(),
+    )
+    truth = torch.tensor([0.375, 0.125, 0.5]).double()
+    torch.testing.assert_close(hmm.long_run(), truth, rtol=0, atol=2e-3)

@@ -2,7 +2,8 @@
 
 Every function takes `tokens` (B, T), where -1 marks a missing token, and, by keyword: `lengths` of
 the rows; a `belief` carried over from an earlier segment; `reset_id`, a token after which the next
-state is drawn from p(z1) again; `implementation`: "auto", "reference" (log space), "scaled" (matrix
+state is drawn from p(z1) again (where a text starts afresh is given, not drawn: a missing token
+never does, and may be any word; the functions of gaps leave the reset word out); `implementation`: "auto", "reference" (log space), "scaled" (matrix
 products; not `viterbi`), "kernel" (Triton's, on a GPU) or "scan" (associative over time;
 `log_prob`, `filter`, `smooth` and `token_log_probs` only).
 

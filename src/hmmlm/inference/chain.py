@@ -50,7 +50,12 @@ class Chain:
         table: Table | None = None,
     ) -> None:
         self.is_full = lengths is None  # rows have all steps
-        tokens, lengths = check_tokens(hmm.vocab_size + hmm.num_soft, tokens, lengths, reset_id)
+        self.vocab_size = hmm.vocab_size  # without soft evidence, which may become words here
+        tokens, lengths = check_tokens(
+            hmm.vocab_size, tokens, lengths, reset_id, num_soft=hmm.num_soft
+        )
+        if hmm.support.is_dense:
+            hmm = hmm.with_soft_words
         tokens, lengths = tokens.to(hmm.device), lengths.to(hmm.device)
         if belief is not None and belief.fresh.shape[0] != tokens.shape[0]:
             raise InputError(
@@ -310,8 +315,13 @@ def check_tokens(
     tokens: Any,
     lengths: Any,
     reset_id: int | None = None,
+    *,
+    num_soft: int = 0,
 ) -> tuple[Int[Tensor, "B T"], Int[Tensor, " B"]]:
-    """The tokens and their lengths as int64, after checking both; arrays and lists will do."""
+    """The tokens and their lengths as int64, after checking both; arrays and lists will do.
+
+    After the words there are ids of soft evidence, so many.
+    """
     tokens = torch.as_tensor(tokens)
     if tokens.ndim != 2 or tokens.is_floating_point() or tokens.dtype == torch.bool:
         raise InputError(
@@ -322,7 +332,8 @@ def check_tokens(
     if batch == 0 or steps == 0:
         raise InputError(f"tokens is empty, shape {(batch, steps)}; give at least one token.")
     tokens = tokens.long()
-    outside = (tokens >= vocab_size) | (tokens < MISSING)
+    last = vocab_size + num_soft - 1
+    outside = (tokens > last) | (tokens < MISSING)
     is_full = lengths is None
     if is_full:
         lengths = torch.full((batch,), steps, device=tokens.device)
@@ -349,7 +360,7 @@ def check_tokens(
             )
         raise InputError(
             f"tokens has id {int(tokens[outside][0]):,} but this vocabulary ends at "
-            f"{vocab_size - 1:,} (-1 marks a missing token); re-encode the text with it."
+            f"{last:,} (-1 marks a missing token); re-encode the text with it."
         )
     if reset_id is not None and not 0 <= reset_id < vocab_size:
         raise InputError(

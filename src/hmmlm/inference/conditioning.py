@@ -77,10 +77,7 @@ def word_log_probs(
 def _evidence_at(text: Pattern) -> Float[Tensor, "N+1 Z"]:
     """What each row of weights says of the states; nothing (0) where a token is just missing."""
     size = len(text.log_weights) - 1
-    if text.hmm.support.is_dense:
-        rows = text.softened.log_emit[text.hmm.vocab_size :]
-    else:
-        rows = text.softened.log_soft
+    rows = text.softened.log_soft
     nothing = text.hmm.log_init.new_zeros(1, text.hmm.num_states)
     return nothing if size == 0 or rows is None else torch.cat([rows, nothing])
 
@@ -244,7 +241,7 @@ def read_pattern(
         log_weights = hmm.log_init.new_empty(0, hmm.vocab_size)
     log_weights = check_weights(hmm, log_weights)
     size = len(log_weights)
-    tokens, lengths = check_tokens(hmm.vocab_size + size, tokens, lengths, reset_id)
+    tokens, lengths = check_tokens(hmm.vocab_size, tokens, lengths, reset_id, num_soft=size)
     tokens, lengths = tokens.to(hmm.device), lengths.to(hmm.device)
     active = torch.arange(tokens.shape[1], device=hmm.device) < lengths[:, None]
     tokens = torch.where(active, tokens, 0)

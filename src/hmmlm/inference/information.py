@@ -13,6 +13,7 @@ from hmmlm.inference.conditioning import read_pattern
 from hmmlm.inference.evidence import log_prob
 from hmmlm.inference.gradients import without_gradient
 from hmmlm.inference.sampling import sample
+from hmmlm.inference.soft import state_evidence
 from hmmlm.inference.streaming import State, emission_probs, next_state_log_probs
 from hmmlm.ops.links import TILE, Table, Tiles, Wide, gather, spread
 from hmmlm.ops.messages import reference, scaled
@@ -44,14 +45,22 @@ def pseudo_log_prob(
         text.softened, text.tokens, lengths=text.lengths, belief=belief, reset_id=reset_id
     )
     counted = chain.active & ~text.gaps
+    others = None
+    if reset_id is not None:
+        weights = hmm.log_init.detach().new_zeros(1, hmm.vocab_size)
+        weights[:, reset_id] = -torch.inf
+        others = state_evidence(text.hmm, weights)  # a sum: 1 - p(reset) would lose digits
     with torch.no_grad():
-        found = torch.where(counted, _leave_one_out(chain), 0.0)
+        found = torch.where(counted, _leave_one_out(chain, others), 0.0)
     result = PseudoLogProb(found, found.double().sum(1), counted.sum(1))
     return without_gradient(result, "pseudo_log_prob(...)", hmm)
 
 
-def _leave_one_out(chain: Chain) -> Float[Tensor, "B T"]:
-    """log p(x_t | all others): what leads to step t, over all states, meets what follows it."""
+def _leave_one_out(chain: Chain, others: Float[Tensor, "1 Z"] | None) -> Float[Tensor, "B T"]:
+    """log p(x_t | all others): what leads to step t, over all states, meets what follows it.
+
+    `others` are log p(any word but `reset_id` | z), where there is one.
+    """
     messages = _filtered(chain)
     result = chain.hmm.log_init.new_zeros(chain.active.shape)
     states = chain.hmm.num_states
@@ -74,8 +83,7 @@ def _leave_one_out(chain: Chain) -> Float[Tensor, "B T"]:
         given = spread(emission, chain.states(step), states, -torch.inf)
         whole = torch.logsumexp(before + given + onward, 1)
         rest = before + after
-        if reset is not None:
-            others = torch.log1p(-reset.exp().clamp(max=1))
+        if reset is not None and others is not None:
             rest = torch.logaddexp(rest + others, before + reset + anew[:, None])
         rest = torch.logsumexp(rest, 1)
         possible = possible & (torch.isfinite(whole) | ~chain.active[:, step])

@@ -128,7 +128,7 @@ def chain_counts(chain: Chain, name: str, weights: Float[Tensor, " B"] | None = 
     return Counts(
         result.init.to(chain.hmm.dtype),
         trans[0] if isinstance(result.trans, Tensor) else FactoredCounts(*trans),
-        result.emit.to(chain.hmm.dtype),
+        result.emit[: chain.vocab_size].to(chain.hmm.dtype),
         result.log_evidence,
         final.belief(),
     )

@@ -10,7 +10,6 @@ from torch import Tensor
 from hmmlm.errors import InputError
 from hmmlm.hmm import HMM, log_sums_by_state
 from hmmlm.ops.messages.reference import log_matmul
-from hmmlm.support import Support
 
 
 def soften(hmm: HMM, log_weights: Float[Tensor, "N V"]) -> HMM:
@@ -18,27 +17,18 @@ def soften(hmm: HMM, log_weights: Float[Tensor, "N V"]) -> HMM:
 
     `log_weights` are the logarithms of any weights, such as likelihoods of what was heard, -inf for
     words that it cannot have been. Every function of evidence, states and paths takes such tokens.
-    Where every word may come from every state the evidence is one more word; elsewhere it is kept
-    apart, as a row over all states, and its step is wide, as that of a missing token is. The
-    tables are constants: no gradient goes through. O(N V K) time, O(N Z) memory beyond the tables,
-    which on a dense support are copied.
+    It is kept apart from the words, as a row over all states, and where words do not have all
+    states its step is wide, as that of a missing token is. The tables are constants: no gradient
+    goes through. O(N V K) time, O(N Z) memory beyond the tables, which on a dense support are
+    copied when a text is first read.
     """
     hmm = hmm.detach()
-    log_weights = check_weights(hmm, log_weights)
-    log_soft = _state_evidence(hmm, log_weights)
-    if not hmm.support.is_dense:
-        more = log_soft if hmm.log_soft is None else torch.cat([hmm.log_soft, log_soft])
-        return replace(hmm, log_soft=more)
-    support = hmm.support
-    rows = support.row_of_word.new_zeros(hmm.vocab_size + len(log_weights))
-    return replace(
-        hmm,
-        log_emit=torch.cat([hmm.log_emit, log_soft]),
-        support=Support(support.rows, rows, support.num_states),
-    )
+    log_soft = state_evidence(hmm, check_weights(hmm, log_weights))
+    more = log_soft if hmm.log_soft is None else torch.cat([hmm.log_soft, log_soft])
+    return replace(hmm, log_soft=more)
 
 
-def _state_evidence(hmm: HMM, log_weights: Float[Tensor, "N V"]) -> Float[Tensor, "N Z"]:
+def state_evidence(hmm: HMM, log_weights: Float[Tensor, "N V"]) -> Float[Tensor, "N Z"]:
     """log sum_w p(w | z) weight_n(w) for every state, in log space."""
     if hmm.support.is_dense:
         return log_matmul(log_weights, hmm.log_emit)
