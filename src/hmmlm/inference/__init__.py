@@ -2,10 +2,13 @@
 
 Every function takes `tokens` (B, T), where -1 marks a missing token, and, by keyword: `lengths` of
 the rows; a `belief` carried over from an earlier segment; `reset_id`, a token after which the next
-state is drawn from p(z1) again (where a text starts afresh is given, not drawn: a missing token
-never does, and may be any word; the functions of gaps leave the reset word out); `implementation`: "auto", "reference" (log space), "scaled" (matrix
+state is drawn from p(z1) again; `implementation`: "auto", "reference" (log space), "scaled" (matrix
 products; not `viterbi`), "kernel" (Triton's, on a GPU) or "scan" (associative over time;
 `log_prob`, `filter`, `smooth` and `token_log_probs` only).
+
+Where a text starts afresh is given, not drawn: a missing token may be any word, and the chain goes
+on after it. So with `reset_id` evidence with a gap is not a sum over its words; the functions of
+gaps leave the reset word out, and are.
 
 Soft evidence, weights of words in place of a word, comes as `log_weights` (N, V): the token V + n
 stands for row n. The functions of gaps, of several paths and of single tokens take it; for the
