@@ -127,7 +127,7 @@ def constraint(
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """What a constraint comes to: its automaton, its shortest text, and how probable it is.
+    """How probable a constraint is, its shortest text, and its automaton.
 
     The options are those of hmmlm sample.
     """
@@ -206,7 +206,7 @@ def guide(
     device: Device = "auto",
     json: Json = False,
 ) -> None:  # fmt: skip
-    """Text of a large language model that is what it must be, and ends in time, for certain.
+    """Write with a large language model under constraints, which are met in time for certain.
 
     An HMM of the same tokens (hmmlm distill) says for each next token how probable that makes it.
     """

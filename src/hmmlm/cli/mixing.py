@@ -32,7 +32,7 @@ def mix(
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """Make one HMM of several: a line comes from one of them, which one is hidden too.
+    """Make one HMM of several, a mixture: each line comes from one of them, and nobody says which.
 
     p(line) is the weighted sum of what the models say. With --weigh-on the weights are those that
     make the sentences of a split most probable.

@@ -108,7 +108,7 @@ Device = Annotated[
 Recipe = Annotated[
     str | None,
     typer.Option(
-        help="Settings by name, which others stand over: best, chiu-rush-2020 or lee-bk-2025.",
+        help="Settings by name, best, chiu-rush-2020 or lee-bk-2025; others override them.",
         metavar="NAME",
     ),
 ]
