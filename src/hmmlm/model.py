@@ -22,6 +22,7 @@ from hmmlm.errors import InputError, counted
 from hmmlm.evaluate import HmmLM
 from hmmlm.filling import FilledLine
 from hmmlm.generate import Constraint, Lookahead, sample_met
+from hmmlm.generate.constraints import check_constraint
 from hmmlm.hmm import HMM
 from hmmlm.hmm_file import FORMAT, read_hmm, write_hmm
 from hmmlm.hugging_face import MODEL_TYPE
@@ -310,7 +311,7 @@ class Model(TextModel):
             log_weights = log_weights.to(self.device)
         return Lookahead.build(
             self.hmm,
-            constraint.compile(self.spelling),
+            check_constraint(constraint).compile(self.spelling),
             eos_id=self.tokenizer.eos_id,
             budget=length,
             log_weights=log_weights,
