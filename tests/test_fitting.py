@@ -109,7 +109,9 @@ def test_what_is_refused(tmp_path: Path) -> None:
         fit(LINES, train={"begin_with": "head", "frozen": 0.5})
     with pytest.raises(InputError, match="shown is 10 but there are no states to show; give"):
         fit(LINES, data={"shown": 10})
-    with pytest.raises(InputError, match="device is 'gpu' but must be auto, or what torch knows"):
+    with pytest.raises(
+        InputError, match="device is 'gpu' but must be auto, or one that torch has here"
+    ):
         fit(LINES, device="gpu")
     with pytest.raises(InputError, match="10 states cannot be shared equally among 4 blocks; use"):
         fit(LINES, model={"states": 10, "blocks": 4})

@@ -15,6 +15,7 @@ PACKAGE = Path(hmmlm.__file__).parent
 ROOMS = [
     ["errors"],
     ["storage"],
+    ["devices"],
     ["machine_code"],
     ["hugging_face"],
     ["products"],
@@ -51,6 +52,7 @@ ROOMS = [
 ONLY = {
     "errors": set(),
     "storage": {"errors"},
+    "devices": {"errors"},
     "machine_code": set(),
     "hugging_face": {"errors", "storage"},
     "products": set(),

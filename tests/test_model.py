@@ -85,6 +85,21 @@ def test_the_config_says_what_is_true_of_the_model_that_is_saved(tmp_path):
     assert Model.load(tmp_path / "other").config["num_states"] == 4
 
 
+def test_a_device_that_is_not_there(tmp_path):
+    make_model().save(tmp_path / "m")
+    has_gpu = torch.cuda.is_available()
+    loaded = Model.load(tmp_path / "m", device="auto")
+    assert loaded.device.type == ("cuda" if has_gpu else "cpu")
+    for bad in ("foo", "cuda:x", "xpu:99", None):
+        words = rf"device is {bad!r} but must be auto, or one that torch has here, such as cpu"
+        with pytest.raises(InputError, match=words):
+            Model.load(tmp_path / "m", device=bad)
+    for bad in ("cuda:99", torch.device("cuda:99"), *([] if has_gpu else ["cuda"])):
+        words = rf"device is {bad} but torch finds \d+ GPUs? here; use device cpu\."
+        with pytest.raises(InputError, match=words):
+            Model.load(tmp_path / "m", device=bad)
+
+
 def test_saving_never_overwrites(tmp_path):
     make_model().save(tmp_path / "m")
     before = (tmp_path / "m/model.safetensors").read_bytes()

@@ -41,6 +41,12 @@ def test_what_is_saved_is_loaded(name, tmp_path):
         model.save(tmp_path / "m")
 
 
+def test_a_device_that_is_not_there(tmp_path):
+    make("lstm").save(tmp_path / "m")
+    with pytest.raises(InputError, match="device is 'foo' but must be auto, or one that torch has"):
+        load_model(tmp_path / "m", device="foo")
+
+
 def test_weights_keep_their_type(tmp_path):
     model = make()
     model.network.double()

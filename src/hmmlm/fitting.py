@@ -12,6 +12,7 @@ from hmmlm.clusters.blocks import block_facts, corpus_blocks
 from hmmlm.clusters.counts import count_words
 from hmmlm.data.shards import Corpus, write_corpus
 from hmmlm.data.tokenizer import Tokenizer
+from hmmlm.devices import find_device
 from hmmlm.errors import InputError
 from hmmlm.evaluate import HmmLM, evaluate
 from hmmlm.model import Model
@@ -70,7 +71,7 @@ def fit(
         if config.as_tables()[table].get(key):
             raise InputError(f"{name} names a file, which fit does not read; use hmmlm train.")
     check_known_states(config)
-    place = _device(device)
+    place = find_device(device)
     if isinstance(text, Corpus):
         if valid is not None or tokenizer is not None:
             raise InputError("A corpus has its own valid text and tokenizer; leave them out.")
@@ -96,17 +97,6 @@ def words_of(lines: list[str]) -> Tokenizer:
 def drops_rare_words(lines: list[str]) -> bool:
     """Whether words that occur once become `<unk>`, as there is enough text without them."""
     return len(lines) >= MANY_LINES
-
-
-def _device(name: str | torch.device) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise InputError(
-            f"device is {name!r} but must be auto, or what torch knows, such as cpu or cuda:1."
-        ) from error
 
 
 def _fit(

@@ -17,10 +17,12 @@ from hmmlm import __version__, filling, inference
 from hmmlm.data.labels import GAP
 from hmmlm.data.spelling import Spelling
 from hmmlm.data.tokenizer import Tokenizer
+from hmmlm.devices import find_device
 from hmmlm.errors import InputError, counted
 from hmmlm.evaluate import HmmLM
 from hmmlm.filling import FilledLine
 from hmmlm.generate import Constraint, Lookahead, sample_met
+from hmmlm.generate.constraints import check_constraint
 from hmmlm.hmm import HMM
 from hmmlm.hmm_file import FORMAT, read_hmm, write_hmm
 from hmmlm.hugging_face import MODEL_TYPE
@@ -125,10 +127,11 @@ class Model(TextModel):
     ) -> "Model":
         """Reads a folder written by `save` and checks all of it. No pickle is ever loaded.
 
-        Without `check_rows` it is for the caller to see that transitions sum to one
-        (`hmm.validate()`), which takes a while where there are many states.
+        `device` may be "auto": a GPU if there is one. Without `check_rows` it is for the caller to
+        see that transitions sum to one (`hmm.validate()`), which takes a while where there are many
+        states.
         """
-        folder = Path(folder)
+        folder, place = Path(folder), find_device(device)
         config = read_model_config(folder)
         if "kind" in config:
             name = shlex.quote(str(folder))
@@ -145,7 +148,7 @@ class Model(TextModel):
                 f"but {CONFIG} says {config.get('num_states')} and {config.get('vocab_size')}; "
                 f"copy the folder again as a whole."
             )
-        model = Model(hmm.to(device), tokenizer, config)
+        model = Model(hmm.to(place), tokenizer, config)
         if model.tag_names is None and "labels" in config:
             raise InputError(
                 f"{folder / CONFIG} has labels that cannot be shared equally by {hmm.num_states:,} "
@@ -308,7 +311,7 @@ class Model(TextModel):
             log_weights = log_weights.to(self.device)
         return Lookahead.build(
             self.hmm,
-            constraint.compile(self.spelling),
+            check_constraint(constraint).compile(self.spelling),
             eos_id=self.tokenizer.eos_id,
             budget=length,
             log_weights=log_weights,

@@ -17,6 +17,7 @@ from hmmlm import __version__
 from hmmlm.baselines.kinds import NEURAL
 from hmmlm.baselines.network import Network
 from hmmlm.data.tokenizer import Tokenizer
+from hmmlm.devices import find_device
 from hmmlm.distill.drawing import DrawnText, draw_texts
 from hmmlm.errors import InputError
 from hmmlm.hmm_file import FORMAT, read_tensors
@@ -84,7 +85,7 @@ class NeuralModel(TextModel):
         folder: str | os.PathLike[str], *, device: str | torch.device = "cpu"
     ) -> "NeuralModel":
         """Reads a folder written by `save` and checks all of it. No pickle is ever loaded."""
-        folder = Path(folder)
+        folder, place = Path(folder), find_device(device)
         config = read_model_config(folder)
         if "kind" not in config:
             raise InputError(f"{folder} is an HMM, not a neural model; read it with Model.load.")
@@ -112,7 +113,7 @@ class NeuralModel(TextModel):
                 f"{folder / WEIGHTS} does not fit the settings in {CONFIG} ({why}); copy the "
                 f"folder again as a whole."
             ) from error
-        return NeuralModel(kind, settings, network.to(device), tokenizer, config)
+        return NeuralModel(kind, settings, network.to(place), tokenizer, config)
 
     def sample(
         self, count: int = 1, *, prompt: str = "", length: int = 100, seed: int | None = None

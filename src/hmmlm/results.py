@@ -8,6 +8,9 @@ from torch import Tensor
 
 from hmmlm.errors import InputError
 
+MASS_TOLERANCE = 1e-2
+"""How far from one the mass of a belief may be that somebody gives."""
+
 
 class Belief(NamedTuple):
     """p(z_t | x_1..t) after the tokens read so far, one distribution per row.
@@ -21,15 +24,77 @@ class Belief(NamedTuple):
     log_probs: Float[Tensor, "B W"]
     fresh: Bool[Tensor, " B"]
 
-    def checked(self) -> "Belief":
-        """The same with no states named in fresh rows, where they mean nothing."""
+    def checked(self) -> "FoundBelief":
+        """The same with no states named in fresh rows, where they mean nothing.
+
+        The values of one that the library found are not looked at: that would wait for the device.
+        """
+        _check_form(self)
         fresh = self.fresh[:, None]
         states = torch.where(fresh, -1, self.states)
-        return Belief(states, torch.where(fresh, -torch.inf, self.log_probs), self.fresh.clone())
+        log_probs = torch.where(fresh, -torch.inf, self.log_probs)
+        if not isinstance(self, FoundBelief):
+            _check_values(states, log_probs.detach())
+        return FoundBelief(states, log_probs, self.fresh.clone())
 
     def select(self, rows: Tensor) -> "Belief":
         """The belief of some rows, by index or mask: forks, reorders or drops rows."""
-        return Belief(self.states[rows], self.log_probs[rows], self.fresh[rows])
+        return type(self)(self.states[rows], self.log_probs[rows], self.fresh[rows])
+
+
+class FoundBelief(Belief):
+    """A belief that the library found, or has checked."""
+
+    __slots__ = ()
+
+
+def _check_form(belief: Belief) -> None:
+    """Refuses parts that do not fit together: sizes of 1 would stand for any."""
+    states, log_probs, fresh = belief
+    if (
+        states.ndim != 2
+        or states.shape != log_probs.shape
+        or fresh.shape != states.shape[:1]
+        or states.dtype not in (torch.int64, torch.int32)
+        or not log_probs.is_floating_point()
+        or fresh.dtype != torch.bool
+    ):
+        given = ", ".join(
+            f"{name} {part.dtype} of shape {tuple(part.shape)}"
+            for name, part in belief._asdict().items()
+        )
+        raise InputError(
+            f"The belief has {given}, but needs states (B, W) of integers, log_probs (B, W) of "
+            f"floats and fresh (B,) of booleans; give each row its own."
+        )
+
+
+def _check_values(states: Int[Tensor, "B W"], log_probs: Float[Tensor, "B W"]) -> None:
+    """Refuses what is no distribution; a row of zeros is one that the model cannot produce."""
+    bad = (states < -1) | ((states == -1) & ~log_probs.isneginf())
+    if bad.any():
+        row, slot = bad.nonzero()[0].tolist()
+        raise InputError(
+            f"The belief names state {int(states[row, slot]):,} in row {row:,}, with the "
+            f"log-probability {float(log_probs[row, slot]):.6g}, but states are numbered from 0; "
+            f"-1 is the padding, with -inf."
+        )
+    ordered = states.sort(1).values
+    twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
+    if twice.any():
+        row, slot = twice.nonzero()[0].tolist()
+        raise InputError(
+            f"The belief names state {int(ordered[row, slot]):,} twice in row {row:,}; name it "
+            f"once, with the sum of its probabilities."
+        )
+    total = torch.logsumexp(log_probs.double(), 1)
+    bad = ~(total.isneginf() | (total.expm1().abs() <= MASS_TOLERANCE))
+    if bad.any():
+        row = int(bad.nonzero()[0])
+        raise InputError(
+            f"The probabilities of the belief sum to {float(total[row].exp()):.6g} in row {row:,} "
+            f"but must to 1; normalise log_probs, as log_softmax(1) does."
+        )
 
 
 class LogProb(NamedTuple):

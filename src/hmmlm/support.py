@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from operator import index
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -164,11 +165,23 @@ class Support:
                 f"State {int(lost[0]):,} is named by no word ({lost.numel():,} such states of "
                 f"{self.num_states:,}), so it could never emit anything; remove it or name it."
             )
+        if self.width > self.num_states:
+            raise InputError(
+                f"The rows of the support have {self.width:,} slots but there are "
+                f"{self.num_states:,} states, and none is named twice; leave out padding that no "
+                f"word needs."
+            )
         return self
 
     @staticmethod
     def dense(vocab_size: int, num_states: int) -> "Support":
         """Every word may come from every state."""
+        for size in (vocab_size, num_states):
+            if _whole(size, least=1) is None:
+                raise InputError(
+                    f"A support needs at least one word and one state, not vocab_size "
+                    f"{vocab_size!r} and num_states {num_states!r}; give whole numbers from 1."
+                )
         rows = torch.arange(num_states)[None]
         return Support(rows, torch.zeros(vocab_size, dtype=torch.long), num_states).validate()
 
@@ -180,17 +193,23 @@ class Support:
 
         `clusters` gives each word's cluster; `states_per_block` is one number, or one per cluster.
         """
-        clusters = torch.as_tensor(clusters, dtype=torch.long)
+        clusters = torch.as_tensor(clusters)
+        cut = clusters.is_floating_point() or clusters.dtype == torch.bool
+        if clusters.numel() and cut:
+            raise InputError(
+                f"clusters are {clusters.dtype} but must be whole numbers; give torch.int64."
+            )
+        clusters = clusters.long()
         if clusters.numel() == 0 or clusters.min() < 0:
             raise InputError("clusters must give every word a cluster id of 0 or more.")
         blocks = int(clusters.max()) + 1
-        sizes = (
-            [states_per_block] * blocks if isinstance(states_per_block, int) else states_per_block
-        )
-        if len(sizes) != blocks or min(sizes) < 1:
+        many = isinstance(states_per_block, Sequence) or getattr(states_per_block, "ndim", 0)
+        asked: Any = states_per_block if many else [states_per_block] * blocks
+        sizes = [size for size in (_whole(one, least=1) for one in asked) if size is not None]
+        if not len(sizes) == len(asked) == blocks:
             raise InputError(
-                f"states_per_block must be a positive number, or one for each of the {blocks:,} "
-                f"clusters; got {len(sizes):,} with smallest {min(sizes, default=0):,}."
+                f"states_per_block is {states_per_block!r} but must be a whole number from 1, or "
+                f"one for each of the {blocks:,} clusters."
             )
         rows = torch.full((blocks, max(sizes)), -1)
         first = 0
@@ -235,11 +254,19 @@ class Support:
     @staticmethod
     def ragged(states: Sequence[Sequence[int]], num_states: int) -> "Support":
         """The states of each word, listed; words with the same list share a row."""
-        index: dict[tuple[int, ...], int] = {}
-        row_of_word = [index.setdefault(tuple(row), len(index)) for row in states]
-        width = max((len(row) for row in index), default=0)
-        rows = torch.full((len(index), width), -1)
-        for row, place in index.items():
+        places: dict[tuple[int, ...], int] = {}
+        row_of_word = []
+        for word, row in enumerate(states):
+            try:
+                named = tuple(map(index, row))
+            except TypeError:
+                raise InputError(
+                    f"Word {word:,} has {row!r} but must have a list of states; give whole numbers."
+                ) from None
+            row_of_word.append(places.setdefault(named, len(places)))
+        width = max((len(row) for row in places), default=0)
+        rows = torch.full((len(places), width), -1)
+        for row, place in places.items():
             rows[place, : len(row)] = torch.tensor(row, dtype=torch.long)
         return Support(rows, torch.tensor(row_of_word, dtype=torch.long), num_states).validate()
 
@@ -269,3 +296,12 @@ class Support:
         renumber = torch.full((self.num_states + 1,), -1, device=self.rows.device)
         renumber[states] = torch.arange(len(states), device=self.rows.device)
         return renumber[self.rows]  # -1 reads the last cell, which stays -1
+
+
+def _whole(value: Any, *, least: int) -> int | None:
+    """The whole number that a value is, of whatever type; None if it is none, or under `least`."""
+    try:
+        number = index(value)
+    except TypeError:
+        return None
+    return number if number >= least else None

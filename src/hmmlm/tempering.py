@@ -11,6 +11,9 @@ from hmmlm.hmm import HMM, emission_table, renormalise
 from hmmlm.ops.normaliser import log_normaliser
 from hmmlm.transitions import Dense, Factored, whole_norms
 
+LEAST_POWER, MOST_POWER = 1e-6, 100.0
+"""Far beyond them a power is 0 or logarithms are infinite in float32, and products NaN."""
+
 
 @torch.no_grad()
 def tempered(hmm: HMM, *, emit: float = 1.0, trans: float = 1.0) -> HMM:
@@ -23,6 +26,11 @@ def tempered(hmm: HMM, *, emit: float = 1.0, trans: float = 1.0) -> HMM:
     for name, power in (("emit", emit), ("trans", trans)):
         if not 0 < power < math.inf:
             raise InputError(f"{name} is {power} but must be over 0 and finite; 1 changes nothing.")
+        if not LEAST_POWER <= power <= MOST_POWER:
+            raise InputError(
+                f"{name} is {power:g} but must lie between {LEAST_POWER:g}, which makes all that "
+                f"is possible alike, and {MOST_POWER:g}, which leaves little but the most probable."
+            )
     if hmm.num_soft:
         raise InputError(
             "The HMM has soft evidence, which is of its emissions; temper first, then soften."

@@ -50,6 +50,12 @@ def test_powers_of_powers(place: Path, call) -> None:
     assert f"{scored['nats'] / scored['tokens']:.4f} before" in answer.out
 
 
+def test_a_power_out_of_all_measure_writes_nothing(place: Path, call) -> None:
+    answer = call("temper", "model", "--out=wild", "--emit=1e39")
+    assert answer.status == 2 and not Path("wild").exists()
+    assert "emit is 1e+39 but must lie between 1e-06," in answer.err
+
+
 def test_an_answer_at_an_edge_is_told(place: Path, call) -> None:
     """Of a model that is far too sharp, a power under all that are tried would be better."""
     assert call("temper", "model", "--out=sharp", "--emit=9").status == 0

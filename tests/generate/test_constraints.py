@@ -4,9 +4,11 @@ import re
 from itertools import product
 
 import pytest
+import torch
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from hmmlm import HMM, Model
 from hmmlm.data.spelling import Spelling
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.errors import InputError
@@ -332,6 +334,30 @@ def test_names():
 def test_bad_input(make, message):
     with pytest.raises(InputError, match=message):
         make()
+
+
+NO_CONSTRAINT = (
+    r"'b' is a str but must be a constraint; make one, such as hmmlm\.generate\.contains\('b'\)"
+)
+
+
+@pytest.mark.parametrize("join", [Constraint.__and__, Constraint.__or__, Constraint.then])
+def test_a_text_is_no_constraint(join):
+    with pytest.raises(InputError, match=NO_CONSTRAINT):
+        join(contains("a"), "b")
+    with pytest.raises(InputError, match=r"7 is a int but .* hmmlm\.generate\.contains\('rain'\)"):
+        join(contains("a"), 7)
+
+
+def test_a_model_needs_a_constraint():
+    tokenizer = words_tokenizer()
+    size = tokenizer.vocab_size
+    tables = [torch.zeros(shape).log_softmax(-1) for shape in ((1,), (1, 1), (1, size))]
+    model = Model(HMM.from_tables(*tables), tokenizer)
+    with pytest.raises(InputError, match=NO_CONSTRAINT):
+        model.probability("b")
+    with pytest.raises(InputError, match=NO_CONSTRAINT):
+        model.sample(constraint="b")
 
 
 def test_sets_of_places_may_be_too_many(monkeypatch):

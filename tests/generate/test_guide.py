@@ -204,6 +204,23 @@ def test_a_language_model_that_rules_out_what_is_legal_is_not_heard():
     assert int(guided.argmax()) == TOKENIZER.id("rain") and not guided.isnan().any()
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_scores_that_are_no_numbers_are_refused(bad):
+    from hmmlm.hf.guiding import GuidedLogits
+
+    guide = Guide([look_for(contains("rain"))])
+    ids, scores = torch.tensor([encode("the")] * 2), torch.zeros(2, TOKENIZER.vocab_size + 1)
+    scores[1, 3] = bad
+    words = rf"gave a score that is not a number in row 1 \({bad} for token 3\); load it in float32"
+    with pytest.raises(InputError, match=words):
+        GuidedLogits(guide)(ids, scores)
+    scores[1, 3] = 0.0
+    plain = GuidedLogits(guide)(ids, scores)
+    scores[1, -1], scores[0] = bad, -torch.inf  # an id that never comes; a row that is masked
+    masked = GuidedLogits(guide)(ids, scores)
+    torch.testing.assert_close(masked, plain)
+
+
 def test_a_prompt_that_looks_like_going_on():
     from hmmlm.hf.guiding import GuidedLogits
 

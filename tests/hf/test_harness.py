@@ -243,7 +243,9 @@ def test_bad_input(folder) -> None:
     with pytest.raises(InputError, match="batch_size is 0 but must be a number from 1 up"):
         HmmHarness(str(folder), batch_size=0)
     if not torch.cuda.is_available():
-        with pytest.raises(InputError, match=r"device is cuda:7 but torch sees no GPU; give dev"):
+        with pytest.raises(
+            InputError, match=r"device is cuda:7 but torch finds 0 GPUs here; use device cpu"
+        ):
             HmmHarness(str(folder), device="cuda:7")
     with pytest.raises(InputError, match="does not exist"):
         HmmHarness("nowhere")

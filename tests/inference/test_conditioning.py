@@ -1,6 +1,7 @@
 """Words in gaps, given the rest, against the enumeration of all texts that fill them."""
 
 import functools
+import inspect
 import math
 from collections import Counter
 
@@ -11,6 +12,7 @@ from enumeration import enumerate_fills
 from hmmlm import HMM, Support, inference
 from hmmlm.errors import InputError
 from hmmlm.inference.chain import Chain
+from hmmlm.inference.gaps import readings
 from hmmlm.ops.links import Tiles, Wide
 from hmmlm.results import Belief
 from models import TRANSITIONS, make_hmm
@@ -344,3 +346,41 @@ GAP = torch.tensor([[0, -1, 2]])
 def test_what_cannot_be_asked(call, message):
     with pytest.raises(InputError, match=message):
         call()
+
+
+TWO = torch.tensor([[0, 1], [1, 2]])
+SHAPES = [
+    (1.5, {}, r"at is torch\.float32 of shape \(\) but must be whole numbers; give one number, or"),
+    ([True, False], {}, r"at is torch\.bool of shape \(2,\) but must be whole numbers"),
+    ([1], {}, r"at is torch\.int64 of shape \(1,\) but .* or one for each of the 2 rows of tokens"),
+    ([1, 1, 1], {}, r"at is torch\.int64 of shape \(3,\) but"),
+    ([[1, 1]], {}, r"at is torch\.int64 of shape \(1, 2\) but"),
+    (
+        1,
+        {"lengths": 2},
+        r"lengths is torch\.int64 of shape \(\) but .*; give one for each of the 2",
+    ),
+    (1, {"lengths": [2]}, r"lengths is torch\.int64 of shape \(1,\) but"),
+    (1, {"lengths": [2.0, 1.5]}, r"lengths is torch\.float32 of shape \(2,\) but"),
+    (1, {"lengths": [2, 3]}, "lengths has 3 in row 1 but must lie between 0 and 2, the number of"),
+    (0, {"lengths": [-1, 2]}, "lengths has -1 in row 0 but must lie between 0 and 2"),
+    (1, {"length": 3}, r"length is 3 but must be two whole numbers; give \(least, most\)"),
+    (1, {"length": (1, 2, 3)}, r"length is \(1, 2, 3\) but must be two whole numbers"),
+    (1, {"length": (1, 2.5)}, r"length is \(1, 2\.5\) but must be two whole numbers"),
+    (0, {"tokens": TWO[:, :0]}, r"tokens must be ids of shape .*, not \(2, 0\); give at least one"),
+]
+
+
+@pytest.mark.parametrize(("at", "settings", "message"), SHAPES, ids=range(len(SHAPES)))
+def test_places_and_lengths_of_a_gap_that_cannot_be(at, settings, message):
+    how = {"tokens": TWO, "length": (0, 1), **settings}
+    with pytest.raises(InputError, match=message):
+        inspect.unwrap(readings)(how.pop("tokens"), at, **how)
+
+
+def test_places_of_any_whole_type():
+    plain = readings(TWO, 1, length=(0, 1), lengths=[2, 1])
+    for kind in (torch.int32, torch.uint8):
+        given = {"lengths": torch.tensor([2, 1], dtype=kind), "length": (0, 1)}
+        other = readings(TWO, torch.tensor([1, 1], dtype=kind), **given)
+        assert all(a.equal(b) for a, b in zip(plain, other, strict=True))

@@ -64,6 +64,27 @@ def test_zero_is_zero_whatever_it_was_written_as(tmp_path):
     assert torch.equal(torch.isneginf(hmm.log_emit), EMIT.T == 0)
 
 
+def test_a_state_in_which_no_text_begins_stays_one(tmp_path):
+    tables = ([1.0, 0.0], [[0.5, 0.5], [0.5, 0.5]], [[0.0, 0.0, 1.0, 0.0], [0.0, 0.5, 0.0, 0.5]])
+    hmm = HMM.from_tables(*(torch.tensor(table).log() for table in tables))
+    model = Model(hmm, Tokenizer.words(["a b"]))
+    write_ctrl_g(model, tmp_path / "x")
+    assert load_file(tmp_path / "x/model.safetensors")["gamma"].min() == -1e30
+    back = read(tmp_path / "x")
+    assert isinstance(back, Model)
+    assert back.hmm.log_init.tolist() == [0.0, -torch.inf, -torch.inf]  # the last one ends texts
+    (found,), (wanted,) = back.score("b"), model.score("b")
+    assert found.log_probs[0] == wanted.log_probs[0] == -torch.inf
+
+
+def test_what_is_added_to_all_of_gamma_cancels(tmp_path):
+    tables = ctrl_g_tables()
+    plain = read(write(tmp_path / "x", tables, CTRL_G))
+    moved = read(write(tmp_path / "y", {**tables, "gamma": tables["gamma"] - 16384}, CTRL_G))
+    assert isinstance(plain, HMM) and isinstance(moved, HMM)
+    torch.testing.assert_close(moved.log_init, plain.log_init, rtol=0, atol=2e-3)
+
+
 def test_weights_of_words_are_not_part_of_the_hmm(tmp_path):
     weights = {"weights_tensor": torch.ones(4), "weighted_beta": torch.full((3, 4), 7.0)}
     plain = read(write(tmp_path / "x", trace_tables(), TRACE))

@@ -1,10 +1,14 @@
 """Supports: who may emit what, and what is refused."""
 
+import inspect
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hmmlm.errors import InputError
 from hmmlm.support import Support
 
 
@@ -77,6 +81,54 @@ def test_what_is_refused(make, message: str) -> None:
     with pytest.raises((ValueError, TypeCheckError)) as caught:
         make()
     assert isinstance(caught.value, TypeCheckError) or message in str(caught.value)
+
+
+UNTYPED = [
+    (
+        "from_clusters",
+        ([0.0, 1.9], 1),
+        r"clusters are torch\.float32 but must be whole numbers; gi",
+    ),
+    ("from_clusters", ([False, True], 1), r"clusters are torch\.bool but must be whole numbers"),
+    ("from_clusters", ([0, 1], 1.5), r"states_per_block is 1\.5 but must be a whole number from 1"),
+    ("from_clusters", ([0, 1], [1, 1.5]), r"states_per_block is \[1, 1\.5\] but .* the 2 clusters"),
+    ("from_clusters", ([0, 1], np.array([2])), r"is array\(\[2\]\) but .* each of the 2 clusters"),
+    ("from_clusters", ([0, 1], None), "states_per_block is None but must be a whole number from 1"),
+    (
+        "ragged",
+        ([[0], [0.5]], 1),
+        r"Word 1 has \[0\.5\] but must have a list of states; give whole",
+    ),
+    ("ragged", ([0], 1), "Word 0 has 0 but must have a list of states"),
+    ("dense", (-1, 2), "one word and one state, not vocab_size -1 and num_states 2; give whole nu"),
+    ("dense", (2, 0), "one word and one state, not vocab_size 2 and num_states 0"),
+    ("dense", (2, 1.5), r"one word and one state, not vocab_size 2 and num_states 1\.5"),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "message"), UNTYPED, ids=range(len(UNTYPED)))
+def test_numbers_that_are_not_whole_are_not_cut(name: str, given, message: str) -> None:
+    make = inspect.unwrap(getattr(Support, name))  # without the types, which would be told first
+    with pytest.raises(InputError, match=message):
+        make(*given)
+
+
+def test_whole_numbers_of_any_type() -> None:
+    plain = Support.from_clusters([0, 1], 2)
+    make = inspect.unwrap(Support.from_clusters)
+    for size in (np.int64(2), torch.tensor(2), np.array([2, 2]), torch.tensor([2, 2]), (2, 2)):
+        made = make(np.array([0, 1], np.uint16), size)
+        assert made.rows.equal(plain.rows) and made.row_of_word.equal(plain.row_of_word)
+    shared = inspect.unwrap(Support.ragged)(torch.tensor([[0, 1], [0, 1]]), 2)
+    assert shared.rows.tolist() == [[0, 1]] and shared.row_of_word.tolist() == [0, 0]
+
+
+def test_rows_that_are_wider_than_there_are_states() -> None:
+    wide = Support(torch.tensor([[0, 1, -1]]), torch.tensor([0]), 2)
+    with pytest.raises(
+        InputError, match=r"have 3 slots but there are 2 states, .*; leave out padd"
+    ):
+        wide.validate()
 
 
 def test_slots_of_a_dense_support_are_its_states() -> None:

@@ -62,6 +62,17 @@ def test_a_power_that_is_none(power: float) -> None:
         tempered(make_hmm(), trans=power)
 
 
+@pytest.mark.parametrize("name", ["emit", "trans"])
+def test_a_power_that_is_too_small_or_too_large(name: str) -> None:
+    hmm = with_holes(make_hmm("blocks")).to(dtype=torch.float32)
+    for power in (1e-6, 100.0):
+        tempered(hmm, **{name: power}).validate()
+    for power, told in ((1e-50, "1e-50"), (1e39, r"1e\+39")):
+        words = rf"{name} is {told} but must lie between 1e-06, which makes .* alike, and 100, whi"
+        with pytest.raises(InputError, match=words):
+            tempered(hmm, **{name: power})
+
+
 def test_the_lowest_place_of_a_valley() -> None:
     asked = []
 

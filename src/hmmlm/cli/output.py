@@ -12,7 +12,6 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from hmmlm.errors import InputError, counted
 from hmmlm.storage import json_line
 
 console = Console(highlight=False)
@@ -163,13 +162,6 @@ def print_json(result: dict[str, Any]) -> None:
 
 def pick_device(name: str) -> str:
     """The name of the device to run on."""
-    import torch
+    from hmmlm.devices import find_device
 
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name != "cpu" and int(name.partition(":")[2] or 0) >= count:
-        raise InputError(
-            f"--device is {name} but torch finds {counted(count, 'GPU')} here; use --device cpu."
-        )
-    return name
+    return str(find_device(name, name="--device"))

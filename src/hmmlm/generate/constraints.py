@@ -31,16 +31,16 @@ class Constraint:
     """
 
     def __and__(self, other: "Constraint") -> "Constraint":
-        return _Together("&", (self, other))
+        return _Together("&", (self, check_constraint(other)))
 
     def __or__(self, other: "Constraint") -> "Constraint":
-        return _Together("|", (self, other))
+        return _Together("|", (self, check_constraint(other)))
 
     def __invert__(self) -> "Constraint":
         return _Not(self)
 
     def then(self, other: "Constraint") -> "Constraint":
-        return _Then(self, other)
+        return _Then(self, check_constraint(other))
 
     @property
     def letters(self) -> Automaton | None:
@@ -191,6 +191,17 @@ class _Then(Constraint):
 
     def __str__(self) -> str:
         return f"{self.first}.then({self.second})"
+
+
+def check_constraint(given: Any) -> Constraint:
+    """What was given, if it is a constraint."""
+    if not isinstance(given, Constraint):
+        example = repr(given if isinstance(given, str) and given else "rain")
+        raise InputError(
+            f"{given!r} is a {type(given).__name__} but must be a constraint; make one, such as "
+            f"hmmlm.generate.contains({example})."
+        )
+    return given
 
 
 def contains(*phrases: str, whole: bool = True, ignore_case: bool = False) -> Constraint:

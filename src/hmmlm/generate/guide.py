@@ -17,7 +17,7 @@ from hmmlm.inference.streaming import (
     next_state_log_probs,
     start,
 )
-from hmmlm.results import Belief
+from hmmlm.results import FoundBelief
 
 START = -2
 """Stands between a prompt and a text."""
@@ -177,7 +177,7 @@ class Guide:
         total = torch.logsumexp(joint, 1, keepdim=True)
         log_probs = torch.where(torch.isneginf(total), -torch.inf, joint - total)
         states = torch.arange(self.hmm.num_states, device=joint.device).expand(len(joint), -1)
-        return replace(state, belief=Belief(states, log_probs, tokens == self.eos_id))
+        return replace(state, belief=FoundBelief(states, log_probs, tokens == self.eos_id))
 
     def _ended(self, text: Sequence[int]) -> Sequence[int]:
         """A text up to its `<eos>`."""
@@ -216,7 +216,7 @@ def _put(state: State, rows: Sequence[int], part: State) -> State:
     log_probs = log_probs.index_copy(0, chosen, wide(part.belief.log_probs, -torch.inf))
     fresh = state.belief.fresh.index_copy(0, chosen, part.belief.fresh)
     evidence = state.log_evidence.index_copy(0, chosen, part.log_evidence)
-    return replace(state, belief=Belief(states, log_probs, fresh), log_evidence=evidence)
+    return replace(state, belief=FoundBelief(states, log_probs, fresh), log_evidence=evidence)
 
 
 def _kind(look: Lookahead) -> tuple[int, ...]:

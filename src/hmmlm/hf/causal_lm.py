@@ -20,7 +20,7 @@ from hmmlm.hugging_face import MODEL_TYPE
 from hmmlm.inference.streaming import State, emission_log_probs, next_state_log_probs, start
 from hmmlm.model import Model, sizes_of
 from hmmlm.ops.normaliser import log_normaliser
-from hmmlm.results import Belief
+from hmmlm.results import Belief, FoundBelief
 from hmmlm.support import Support
 from hmmlm.transitions import FAR, Dense, Factored, count_marks
 
@@ -354,7 +354,7 @@ class HmmForCausalLM(PreTrainedModel, GenerationMixin):
         step = max(1, CELLS // max(hmm.num_states, hmm.vocab_size))
         for some in torch.arange(len(row), device=row.device).split(step):
             at = row[some], place[some]
-            belief = Belief(read.states[at], read.log_probs[at], fresh[some])
+            belief = FoundBelief(read.states[at], read.log_probs[at], fresh[some])
             following = _next(replace(state, belief=belief))
             is_over = torch.isneginf(following).all(1)
             if bool(is_over.any()):

@@ -51,7 +51,9 @@ class GuidedLogits(LogitsProcessor):
                 f"guide that was made for this model's tokenizer."
             )
         factors = factors.to(scores.device, torch.float32)
-        both = scores[:, :known].float().log_softmax(1) + factors
+        heard = scores[:, :known].float()
+        _check_scores(heard)
+        both = heard.log_softmax(1) + factors
         # Where the language model rules out all that is legal, the guide alone is heard.
         both = both.masked_fill(both.isnan(), -torch.inf)
         both = torch.where(both.isneginf().all(1, keepdim=True), factors, both)
@@ -85,3 +87,15 @@ class GuidedLogits(LogitsProcessor):
         while first < len(prompt) and prompt[first] == self.pad_id:
             first += 1
         return prompt[first:]
+
+
+def _check_scores(scores: Tensor) -> None:
+    """Refuses NaN and inf, of which the softmax is NaN; -inf is a token that was ruled out."""
+    bad = ~(scores < torch.inf)
+    if bad.any():
+        row, token = bad.nonzero()[0].tolist()
+        raise InputError(
+            f"The language model gave a score that is not a number in row {row:,} "
+            f"({float(scores[row, token])} for token {token:,}); load it in float32 or bfloat16, "
+            f"or leave out the logits processor that made it."
+        )

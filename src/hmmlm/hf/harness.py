@@ -33,14 +33,9 @@ class HmmHarness(LM):
                 f"model_args has {', '.join(sorted(others))}, but an HMM takes pretrained, device "
                 f"and batch_size alone; leave out the rest."
             )
-        has_gpu = torch.cuda.is_available()
-        if device is None:  # nobody said
-            device = "cuda" if has_gpu else "cpu"
-        if torch.device(device).type == "cuda" and not has_gpu:
-            raise InputError(f"device is {device} but torch sees no GPU; give device=cpu.")
-        self.model = Model.load(pretrained, device=device)
+        self.model = Model.load(pretrained, device="auto" if device is None else device)
         self.lm: Any = HmmForCausalLM.from_model(self.model)
-        self.lm.to(device)
+        self.lm.to(self.model.device)
         if not str(batch_size).isdigit() or int(batch_size) < 1:
             raise InputError(f"batch_size is {batch_size} but must be a number from 1 up.")
         self.batch_size = int(batch_size)

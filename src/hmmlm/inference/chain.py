@@ -13,7 +13,7 @@ from hmmlm.errors import InputError, counted
 from hmmlm.hmm import HMM
 from hmmlm.ops.links import TILE, Link, Table, Tiles, Wide, gather, spread
 from hmmlm.ops.messages import reference, scaled
-from hmmlm.results import Belief
+from hmmlm.results import Belief, FoundBelief
 from hmmlm.transitions import Dense
 
 MISSING = -1
@@ -57,6 +57,7 @@ class Chain:
         if hmm.support.is_dense:
             hmm = hmm.with_soft_words
         tokens, lengths = tokens.to(hmm.device), lengths.to(hmm.device)
+        self.belief = None if belief is None else belief.checked()
         if belief is not None and belief.fresh.shape[0] != tokens.shape[0]:
             raise InputError(
                 f"The belief has {counted(belief.fresh.shape[0], 'row')} but tokens has "
@@ -78,7 +79,6 @@ class Chain:
             self.soft = self.tokens - hmm.vocab_size
             self.tokens = torch.where(self.soft >= 0, MISSING, self.tokens)
         self.reset_id = reset_id
-        self.belief = None if belief is None else belief.checked()
         after_reset = torch.zeros_like(self.active)
         if reset_id is not None:
             after_reset[:, 1:] = self.tokens[:, :-1] == reset_id
@@ -280,7 +280,7 @@ class Chain:
         fresh = torch.zeros_like(last, dtype=torch.bool)
         if self.reset_id is not None:
             fresh = last == self.reset_id
-        return Belief(self.hmm.global_states(states), log_probs, fresh)
+        return FoundBelief(self.hmm.global_states(states), log_probs, fresh)
 
 
 def predict(link: Link, log_message: Float[Tensor, "B K"]) -> Float[Tensor, "B L"]:

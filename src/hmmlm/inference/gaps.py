@@ -1,12 +1,13 @@
 """A gap of unknown length: a sum over the lengths that it may have."""
 
+from operator import index
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, counted
 from hmmlm.hmm import HMM
 from hmmlm.inference.chain import MISSING
 from hmmlm.inference.conditioning import read_pattern, sample_fills
@@ -112,19 +113,41 @@ def readings(
 
     The texts of a row are neighbours, shortest first.
     """
-    least, most = length
+    try:
+        least, most = map(index, length)
+    except (TypeError, ValueError):
+        raise InputError(
+            f"length is {length!r} but must be two whole numbers; give (least, most)."
+        ) from None
     if not 0 <= least <= most:
         raise InputError(
             f"length is {least:,} to {most:,} but must be a range from 0 or more up to as much or "
             f"more; give the smallest length first."
         )
     tokens = torch.as_tensor(tokens)
-    if tokens.ndim != 2:
-        raise InputError(f"tokens must be ids of shape (batch, time), not {tuple(tokens.shape)}.")
+    if tokens.ndim != 2 or not tokens.numel():
+        raise InputError(
+            f"tokens must be ids of shape (batch, time), not {tuple(tokens.shape)}; give at least "
+            f"one token."
+        )
     batch, steps = tokens.shape
     lengths = torch.full((batch,), steps) if lengths is None else torch.as_tensor(lengths)
     at, lengths = torch.as_tensor(at).to(tokens.device), lengths.to(tokens.device)
-    at = at.expand(batch)
+    for name, numbers in (("at", at), ("lengths", lengths)):
+        cut = numbers.is_floating_point() or numbers.dtype == torch.bool
+        if cut or (numbers.shape != (batch,) and not (name == "at" and numbers.ndim == 0)):
+            one = "one number, or one" if name == "at" else "one"
+            raise InputError(
+                f"{name} is {numbers.dtype} of shape {tuple(numbers.shape)} but must be whole "
+                f"numbers; give {one} for each of the {counted(batch, 'row')} of tokens."
+            )
+    if ((lengths < 0) | (lengths > steps)).any():
+        row = int(((lengths < 0) | (lengths > steps)).nonzero()[0])
+        raise InputError(
+            f"lengths has {int(lengths[row]):,} in row {row:,} but must lie between 0 and "
+            f"{steps:,}, the number of steps; count the tokens of the row."
+        )
+    at, lengths = at.long().expand(batch), lengths.long()
     if ((at < 0) | (at > lengths)).any():
         row = int(((at < 0) | (at > lengths)).nonzero()[0])
         raise InputError(

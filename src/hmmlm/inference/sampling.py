@@ -56,6 +56,7 @@ def sample(
                     f"Row {row:,} of tokens has probability zero, so nothing can follow it."
                 )
             belief = read.belief
+        belief = None if belief is None else belief.checked()
         if belief is not None and (~belief.fresh & belief.log_probs.isneginf().all(1)).any():
             raise InputError(
                 "A row of the belief has probability zero everywhere, so nothing can follow it."
@@ -80,8 +81,8 @@ def _sample(
         weights = torch.where(belief.fresh[:, None], 0.0, belief.log_probs)
         weights = weights.repeat_interleave(num_samples, 0)
         slot = draw(weights, generator)
-        states = belief.checked().states.repeat_interleave(num_samples, 0)
-        source = hmm.local_sources(states.gather(1, slot[:, None]))[:, 0].clamp(min=0)
+        sources = hmm.local_sources(belief.states).repeat_interleave(num_samples, 0)
+        source = sources.gather(1, slot[:, None])[:, 0].clamp(min=0)
     out = torch.full((rows, length), -1, device=hmm.device)
     paths = torch.full_like(out, -1)
     lengths = torch.full((rows,), length, device=hmm.device)

@@ -15,7 +15,7 @@ from hmmlm.errors import InputError
 from hmmlm.inference.chain import Chain, all_states
 from hmmlm.inference.recursion import Stepwise
 from hmmlm.ops.messages import scaled
-from hmmlm.results import Belief, StateProbs
+from hmmlm.results import Belief, FoundBelief, StateProbs
 
 SCAN = "scan"
 LIMIT = 1 << 28
@@ -195,7 +195,7 @@ class Scan:
             chain.hmm,
             tokens,
             lengths=lengths,
-            belief=Belief(states, log_probs, fresh),
+            belief=FoundBelief(states, log_probs, fresh),
             reset_id=chain.reset_id,
             restart=self._cut(chain.restart),
             table=chain.table,

@@ -19,7 +19,7 @@ from hmmlm.inference.gradients import without_gradient
 from hmmlm.ops.links import TILE, Table, Tiles, Wide
 from hmmlm.ops.messages import reference, scaled
 from hmmlm.products import full_products
-from hmmlm.results import Belief
+from hmmlm.results import Belief, FoundBelief
 from hmmlm.storage import new_file
 from hmmlm.transitions import Factored
 
@@ -82,7 +82,7 @@ def start(hmm: HMM, batch: int = 1, *, reset_id: int | None = None) -> State:
         raise InputError(
             f"reset_id is {reset_id:,} but this vocabulary has ids 0 to {hmm.vocab_size - 1:,}."
         )
-    belief = Belief(
+    belief = FoundBelief(
         torch.full((batch, 1), -1, device=hmm.device),
         hmm.log_init.detach().new_full((batch, 1), -torch.inf),
         torch.ones(batch, dtype=torch.bool, device=hmm.device),

@@ -58,7 +58,8 @@ def ctrl_g_hmm(source: str, tensors: Mapping[str, Tensor], config: dict[str, Any
             f"distribution; save a whole checkpoint."
         )
     # Ctrl-G's guide takes gamma as it is, but what is added to all of it cancels there.
-    return _checked(source, tensors, torch.log_softmax(gamma, 0), "gamma", "hidden_states", config)
+    log_init = log_of_logs(source, "gamma", torch.log_softmax(gamma, 0))
+    return _checked(source, tensors, log_init, "gamma", "hidden_states", config)
 
 
 def trace_hmm(source: str, tensors: Mapping[str, Tensor], config: dict[str, Any]) -> Foreign:

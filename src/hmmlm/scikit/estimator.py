@@ -11,6 +11,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from hmmlm import inference
+from hmmlm.devices import find_device
 from hmmlm.errors import InputError
 from hmmlm.hmm import HMM
 from hmmlm.params.scalar import Scalar
@@ -329,15 +330,7 @@ class HmmEstimator(BaseEstimator):
         )
 
     def _device(self) -> torch.device:
-        try:
-            place = torch.device(self.device)
-            torch.empty(0, device=place)
-        except (RuntimeError, TypeError, AssertionError):
-            raise InputError(
-                f"device is {self.device!r} but must be one that torch has here, such as 'cpu', or "
-                f"'cuda' with a GPU."
-            ) from None
-        return place
+        return find_device(self.device)
 
     def _dtype(self) -> torch.dtype:
         _check_among("dtype", self.dtype, tuple(DTYPES))

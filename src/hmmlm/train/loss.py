@@ -19,7 +19,7 @@ from hmmlm.inference.kernels import count
 from hmmlm.ops.kernels import are_allowed
 from hmmlm.params.dropout import FreeKeeper, Keeper, check_rate, keep_states, make_keeper
 from hmmlm.products import full_products, tf32_products
-from hmmlm.results import Belief
+from hmmlm.results import Belief, FoundBelief
 from hmmlm.support import Support
 from hmmlm.train.distributed import ONE, Ranks
 from hmmlm.transitions import Factored
@@ -174,7 +174,7 @@ class HmmLoss:
             return None
         belief = _widen(belief, width)
         if shape not in self.held:
-            self.held[shape] = Belief(
+            self.held[shape] = FoundBelief(
                 belief.states.clone(), belief.log_probs.float(), belief.fresh.clone()
             )
         held = self.held[shape]
@@ -241,7 +241,7 @@ class HmmLoss:
         fresh = torch.zeros_like(last, dtype=torch.bool)
         if self.reset_id is not None:
             fresh = last == self.reset_id
-        return Belief(states, log_probs, fresh)
+        return FoundBelief(states, log_probs, fresh)
 
     def _implementation(self) -> str:
         """What was asked for, unless that may be kernels and they are not allowed."""
@@ -262,7 +262,7 @@ class HmmLoss:
         """The generator of the dropout and the belief that is carried."""
         held = {"generator": self.generator.get_state()}
         if self.carry and self.belief is not None:
-            belief = Belief(*(part.cpu() for part in self.belief))
+            belief = FoundBelief(*(part.cpu() for part in self.belief))
             joined = _join_rows(self.ranks.gather(belief))
             held |= {f"belief.{key}": part for key, part in joined._asdict().items()}
         return held
@@ -272,7 +272,7 @@ class HmmLoss:
         self.belief = None
         if "belief.states" in state:
             device = next(self.model.parameters()).device
-            belief = Belief(*(state[f"belief.{key}"].to(device) for key in Belief._fields))
+            belief = FoundBelief(*(state[f"belief.{key}"].to(device) for key in Belief._fields))
             # Belief of a short batch, whose rows no rank could tell, is never carried: the next
             # batch is the first of an epoch.
             share = len(belief.fresh) // self.ranks.ranks
@@ -336,7 +336,7 @@ def _join_rows(beliefs: Sequence[Belief]) -> Belief:
     """The belief of all rows; those over fewer states are padded."""
     width = max(belief.states.shape[1] for belief in beliefs)
     parts = zip(*(_widen(belief, width) for belief in beliefs), strict=True)
-    return Belief(*(torch.cat(part) for part in parts))
+    return FoundBelief(*(torch.cat(part) for part in parts))
 
 
 def _widen(belief: Belief, width: int) -> Belief:
