@@ -70,8 +70,7 @@ class HMM:
     @cached_property
     def with_soft_words(self) -> "HMM":
         """On a dense support: soft evidence as further words, which is how chains read it."""
-        if self.log_soft is None:
-            return self
+        assert self.log_soft is not None  # itself, kept in itself, would never be freed
         support = self.support
         rows = support.row_of_word.new_zeros(self.vocab_size + self.num_soft)
         return replace(

@@ -1,6 +1,8 @@
 """Soft evidence against the enumeration of all paths, in every function that takes tokens."""
 
 import functools
+import gc
+import weakref
 
 import pytest
 import torch
@@ -203,3 +205,16 @@ def test_evidence_is_no_word(support) -> None:
         inference.word_log_probs(soft, torch.tensor([[0, -1]]))
     with pytest.raises(InputError, match="temper first, then soften"):
         tempered(soft, emit=0.5)
+
+
+def test_an_hmm_is_freed_as_soon_as_nobody_has_it() -> None:
+    """Not when garbage is collected: a training step makes one of many bytes."""
+    hmm = make_hmm("dense")
+    inference.log_prob(hmm, torch.tensor([[0, 1]]))
+    gone = weakref.ref(hmm)
+    gc.disable()
+    try:
+        del hmm
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -366,12 +368,13 @@ def test_what_cannot_be_written(tmp_path):
         write_ctrl_g(hmm, tmp_path / "x", eos_id=-1)
     with pytest.raises(InputError, match="has 2 states of a larger one, or soft evidence, and can"):
         write_ctrl_g(hmm.restrict(torch.tensor([0, 2])), tmp_path / "x", eos_id=1)
-    soft = inference.soften(make_hmm("blocks"), torch.zeros(1, 5, dtype=torch.float64))
-    with pytest.raises(InputError, match="has 4 states of a larger one, or soft evidence, and can"):
-        write_ctrl_g(soft, tmp_path / "x", eos_id=1)
-    soft = inference.soften(hmm, torch.zeros(1, 5, dtype=torch.float64))
+    for whole, number in ((make_hmm("blocks"), 4), (hmm, 3)):
+        soft = inference.soften(whole, torch.zeros(1, 5, dtype=torch.float64))
+        with pytest.raises(InputError, match=f"has {number} states of a larger one, or soft evid"):
+            write_ctrl_g(soft, tmp_path / "x", eos_id=1)
+    twice = replace(hmm, log_emit=hmm.log_emit + math.log(2))
     with pytest.raises(InputError, match="log_emit is not normalised: those of state 0 sum to 2"):
-        write_ctrl_g(soft, tmp_path / "x", eos_id=1)
+        write_ctrl_g(twice, tmp_path / "x", eos_id=1)
     model = Model(hmm, Tokenizer.words(["a b c"]))
     with pytest.raises(InputError, match="eos_id is 3 but the model's tokenizer ends lines with 1"):
         write_ctrl_g(model, tmp_path / "x", eos_id=3)

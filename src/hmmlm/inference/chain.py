@@ -54,7 +54,7 @@ class Chain:
         tokens, lengths = check_tokens(
             hmm.vocab_size, tokens, lengths, reset_id, num_soft=hmm.num_soft
         )
-        if hmm.support.is_dense:
+        if hmm.num_soft and hmm.support.is_dense:
             hmm = hmm.with_soft_words
         tokens, lengths = tokens.to(hmm.device), lengths.to(hmm.device)
         self.belief = None if belief is None else belief.checked()
