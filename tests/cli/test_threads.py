@@ -1,4 +1,4 @@
-"""Threads that wait give their core away."""
+"""Threads that wait give their core away where others want it."""
 
 import os
 import subprocess
@@ -7,18 +7,23 @@ import sys
 import pytest
 
 ASK = """
-import sys
+import os, sys
 import hmmlm.cli
 assert "torch" not in sys.modules  # which reads it once
-hmmlm.cli.app = lambda **_: print(__import__("os").environ["OMP_WAIT_POLICY"])
+os.getloadavg = lambda: (float(sys.argv[1]), 0.0, 0.0)
+hmmlm.cli.app = lambda **_: print(os.environ.get("OMP_WAIT_POLICY"))
 hmmlm.cli.main()
 """
 
 
-@pytest.mark.parametrize("given", [None, "active"])
-def test_threads_do_not_burn_a_core_while_they_wait_unless_told(given) -> None:
+@pytest.mark.parametrize(
+    ("load", "given", "wanted"),
+    [(0.1, None, "None"), (99999, None, "passive"), (99999, "active", "active")],
+)
+def test_threads_burn_no_core_that_others_want(load, given, wanted) -> None:
     env = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
     if given is not None:
         env["OMP_WAIT_POLICY"] = given
-    said = subprocess.run([sys.executable, "-c", ASK], env=env, capture_output=True, text=True)
-    assert said.stdout.strip() == (given or "passive"), said.stderr
+    call = [sys.executable, "-c", ASK, str(load)]
+    said = subprocess.run(call, env=env, capture_output=True, text=True)
+    assert said.stdout.strip() == wanted, said.stderr

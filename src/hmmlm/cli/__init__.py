@@ -70,11 +70,20 @@ def _common(
 STOPPED = 130
 
 
+def _is_busy() -> bool:
+    """Whether other programs use most of this machine's cores."""
+    try:
+        return os.getloadavg()[0] > 0.75 * (os.cpu_count() or 1)
+    except (AttributeError, OSError):  # not every system counts
+        return False
+
+
 def main() -> None:
     """Runs a command; a mistake of the user's is one line on stderr and exit status 2."""
-    # Before torch comes: its threads would burn a core while they wait, and where another program
-    # wants that core a small model takes ten times as long.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # Before torch comes: its threads burn a core while they wait, which is a little faster, but
+    # where other programs want that core a small model takes ten times as long.
+    if _is_busy():
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")  # what was read as UTF-8 is written so
     try:
