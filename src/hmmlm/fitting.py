@@ -30,7 +30,7 @@ from hmmlm.train.estimate import estimate
 from hmmlm.train.learner import make_learner
 from hmmlm.train.loop import Diverged, Progress, Training
 from hmmlm.train.memory import check_tables, check_training
-from hmmlm.train.sizes import plain_support, uneven_support, with_sizes
+from hmmlm.train.sizes import plain_support, support_of_blocks, with_sizes
 
 MANY_LINES = 1000
 """From so many lines on, words that occur once are taken for unknown ones."""
@@ -162,7 +162,4 @@ def _support(corpus: Corpus, config: Config) -> tuple[Support, dict[str, Any]]:
     )
     counts = count_words(corpus.split("train"), size)
     facts = {"blocks": block_facts(blocks, counts, model.cluster_by)}
-    if model.uneven:
-        return uneven_support(blocks, counts, model.states, model.uneven), facts
-    each = model.states // blocks.num_blocks
-    return Support.from_clusters(blocks.block_of_word.tolist(), each), facts
+    return support_of_blocks(blocks, counts, model.states, model.uneven), facts

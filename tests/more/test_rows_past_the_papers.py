@@ -22,8 +22,7 @@ def test_rows_past_the_papers(table: str, past: Path) -> None:
     assert lines and all(10 < line["val"] < 900 for line in lines)
     assert all((line["test"] is not None) == is_tested for line in lines)
     if table == "drawn":
-        alone, *beside = {line["tokens_trained"] for line in lines}
-        assert beside  # more is read where a teacher has drawn
+        assert len({line["tokens_trained"] for line in lines}) > 1  # more beside drawn text
         assert len(list((past / "drawn").glob("*.corpus"))) == 2
     if table == "final":
         assert run("past.mixture", "--smoke", "--work", str(past))["made"] > 0

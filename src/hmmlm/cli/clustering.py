@@ -257,8 +257,7 @@ def blocks_support(
     from hmmlm.clusters.clustering import balance
     from hmmlm.clusters.counts import count_words
     from hmmlm.clusters.paths import clustering_from_paths, read_paths
-    from hmmlm.support import Support
-    from hmmlm.train.sizes import uneven_support
+    from hmmlm.train.sizes import support_of_blocks
 
     words = corpus.tokenizer
     counts = count_words(corpus.split("train"), words.vocab_size)
@@ -300,11 +299,10 @@ def blocks_support(
     for rule in made.rules:
         say(rule, indent=indent + 3)
     if not uneven:
-        each = _states_each(states, made.num_blocks)
-        support = Support.from_clusters(made.block_of_word.tolist(), each)
-        return support, block_facts(made, counts, origin)
-    support = uneven_support(made, counts, states, uneven)
-    shared = (support.rows >= 0).sum(1)
-    least, most = int(shared.min()), int(shared.max())
-    say(f"blocks have {least:,} to {most:,} states, by the tokens of each", indent=indent + 3)
+        _states_each(states, made.num_blocks)  # refuses what cannot be shared equally
+    support = support_of_blocks(made, counts, states, uneven)
+    if uneven:
+        shared = (support.rows >= 0).sum(1)
+        least, most = int(shared.min()), int(shared.max())
+        say(f"blocks have {least:,} to {most:,} states, by the tokens of each", indent=indent + 3)
     return support, block_facts(made, counts, origin)

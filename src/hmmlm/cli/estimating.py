@@ -149,7 +149,7 @@ def _sizes(data: Any, vocab: int | None, tokens: int | None) -> tuple[int, int]:
 
     if data.corpus and (vocab is None or tokens is None):
         corpus = Corpus.open(data.corpus, verify=False)
-        known = corpus.splits["train"]["tokens"]
+        known = len(corpus.split("train"))
         tokens = tokens or min(known, data.tokens or known)
         vocab = vocab or corpus.tokenizer.vocab_size
     return vocab or 10_000, tokens or 1_000_000

@@ -95,10 +95,12 @@ def plain_support(config: Config, vocab_size: int) -> Support | None:
     return Support.dense(vocab_size, model.states)
 
 
-def uneven_support(
-    made: Blocks, counts: Int[np.ndarray, " V"], states: int, uneven: float
+def support_of_blocks(
+    made: Blocks, counts: Int[np.ndarray, " V"], states: int, uneven: float | None
 ) -> Support:
-    """Blocks that share states as the tokens of their words go (`clusters.states_of_blocks`)."""
+    """Blocks that share states equally, or as their tokens go (`clusters.states_of_blocks`)."""
+    if not uneven:
+        return Support.from_clusters(made.block_of_word.tolist(), states // made.num_blocks)
     tokens = np.zeros(made.num_blocks, np.int64)
     np.add.at(tokens, made.block_of_word, counts)
     shared = states_of_blocks(states, tokens, uneven)
