@@ -32,6 +32,7 @@ FUNCTIONS = {  # positional arguments, then those that only go by keyword
     "min_risk_path": (["hmm", "tokens"], ["log_weights", *COMMON]),
     "path_entropy": (["hmm", "tokens"], ["log_weights", *COMMON[:-1]]),
     "pseudo_log_prob": (["hmm", "tokens"], ["log_weights", *PLAIN[:-1]]),
+    "context_log_probs": (["hmm", "tokens"], PLAIN[:-1]),
     "soften": (["hmm", "log_weights"], []),
     "word_information": (["hmm", "first", "second"], []),
     "state_information": (["hmm", "first", "second"], []),

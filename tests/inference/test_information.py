@@ -30,6 +30,13 @@ def model(support: str, transitions: str) -> HMM:
     return make_hmm(support, transitions)
 
 
+def carried(hmm: HMM) -> Belief:
+    """Of three rows, the second of which begins afresh."""
+    states = torch.tensor([[0, hmm.num_states - 1, -1]]).repeat(3, 1)
+    log_probs = torch.tensor([[0.3, 0.7, 0.0]], dtype=torch.float64).log().repeat(3, 1)
+    return Belief(states, log_probs, torch.arange(3) == 1)
+
+
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("transitions", [*TRANSITIONS, "holes"])
 @pytest.mark.parametrize("support", ["dense", "blocks", "ragged"])
@@ -37,11 +44,7 @@ def test_a_token_given_all_others(support, transitions, text):
     hmm = model(support, transitions)
     tokens, lengths = TEXTS[text]
     reset = 1 if text == "resets" else None
-    belief = None
-    if text == "belief":
-        states = torch.tensor([[0, hmm.num_states - 1, -1]]).repeat(3, 1)
-        log_probs = torch.tensor([[0.3, 0.7, 0.0]], dtype=torch.float64).log().repeat(3, 1)
-        belief = Belief(states, log_probs, torch.arange(3) == 1)
+    belief = carried(hmm) if text == "belief" else None
     found = inference.pseudo_log_prob(
         hmm,
         torch.tensor(tokens),
@@ -67,6 +70,34 @@ def test_a_token_given_all_others(support, transitions, text):
         assert (found.token_log_probs[i, size:] == 0).all()
         assert float(found.log_prob[i]) == pytest.approx(total, abs=1e-9)
         assert int(found.num_tokens[i]) == size - sum(gaps)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("transitions", [*TRANSITIONS, "holes"])
+@pytest.mark.parametrize("support", SUPPORTS)
+def test_states_of_a_token_given_all_others(support, transitions, text):
+    """Against all paths of the text with the token missing; a reset has no say in what follows."""
+    hmm = model(support, transitions)
+    tokens, lengths = TEXTS[text]
+    tokens = [[min(token, 4) for token in row] for row in tokens]  # without soft evidence
+    reset = 1 if text == "resets" else None
+    belief = carried(hmm) if text == "belief" else None
+    how = {"lengths": torch.tensor(lengths), "belief": belief, "reset_id": reset}
+    found = inference.context_log_probs(hmm, torch.tensor(tokens), **how)
+    for i, (row, size) in enumerate(zip(tokens, lengths, strict=True)):
+        begun = None if belief is None else belief.select(torch.tensor([i]))
+        for t in range(size):
+            rest, fresh = row[t + 1 : size], []
+            if row[t] == reset:
+                rest, fresh = [], rest
+            one = enumerate_row(hmm, [*row[:t], -1, *rest], belief=begun, reset_id=reset)
+            joint = torch.zeros(hmm.num_states, dtype=torch.float64)
+            joint.index_add_(0, one.paths[:, t], one.log_joint[:, -1].exp())
+            if fresh:
+                joint *= math.exp(enumerate_row(hmm, fresh, reset_id=reset).log_evidence)
+            truth = joint / joint.sum() if float(joint.sum()) > 0 else joint
+            torch.testing.assert_close(found[i, t].exp(), truth, rtol=1e-9, atol=1e-12)
+        assert (found[i, size:] == -INF).all()
 
 
 def test_pseudo_perplexity_is_that_of_all_rows():

@@ -16,13 +16,13 @@ others `soften` makes an HMM that knows such tokens.
 """
 
 from hmmlm.inference.conditioning import fill_log_prob, sample_fills, word_log_probs
+from hmmlm.inference.contexts import context_log_probs, pseudo_log_prob
 from hmmlm.inference.decoding import best_paths, min_risk_path, path_entropy
 from hmmlm.inference.evidence import filter, log_prob, token_log_probs
 from hmmlm.inference.gaps import gap_lengths, sample_gap
 from hmmlm.inference.information import (
     cross_entropy,
     kl_divergence,
-    pseudo_log_prob,
     state_information,
     word_information,
 )
@@ -36,6 +36,7 @@ __all__ = [
     "State",
     "advance",
     "best_paths",
+    "context_log_probs",
     "counts",
     "cross_entropy",
     "fill_log_prob",

@@ -1,148 +1,22 @@
-"""How much tokens say of each other, and how far two HMMs are from each other."""
-
-import math
+"""How much words say of each other at a distance, and how far two HMMs are from each other."""
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from hmmlm.errors import InputError
 from hmmlm.hmm import HMM
-from hmmlm.inference.chain import Chain, make_table, predict
-from hmmlm.inference.conditioning import read_pattern
+from hmmlm.inference.chain import make_table
 from hmmlm.inference.evidence import log_prob
-from hmmlm.inference.gradients import without_gradient
 from hmmlm.inference.sampling import sample
-from hmmlm.inference.soft import state_evidence
-from hmmlm.inference.streaming import State, emission_probs, next_state_log_probs
-from hmmlm.ops.links import TILE, Table, Tiles, Wide, gather, spread
-from hmmlm.ops.messages import reference, scaled
+from hmmlm.inference.streaming import emission_probs
+from hmmlm.ops.links import TILE, Table, Wide, spread
+from hmmlm.ops.messages import scaled
 from hmmlm.products import full_products
-from hmmlm.results import Belief, Estimate, PseudoLogProb
+from hmmlm.results import Estimate
 
 DRAWN = 1 << 24
 """Cells of states, texts times states, that are drawn from at a time."""
-
-
-@full_products()
-def pseudo_log_prob(
-    hmm: HMM,
-    tokens: Int[Tensor, "B T"],
-    *,
-    log_weights: Float[Tensor, "N V"] | None = None,
-    lengths: Int[Tensor, " B"] | None = None,
-    belief: Belief | None = None,
-    reset_id: int | None = None,
-) -> PseudoLogProb:
-    """log p(x_t | all other tokens) of every token that is there.
-
-    Another word in place of `reset_id`, or `reset_id` in place of another word, changes what
-    follows, and is counted so. Rows of probability zero give -inf. O(T K Z) time and O(T K + Z)
-    memory per row.
-    """
-    text = read_pattern(hmm, tokens, log_weights, lengths, reset_id)
-    chain = Chain(
-        text.softened, text.tokens, lengths=text.lengths, belief=belief, reset_id=reset_id
-    )
-    counted = chain.active & ~text.gaps
-    others = None
-    if reset_id is not None:
-        weights = hmm.log_init.detach().new_zeros(1, hmm.vocab_size)
-        weights[:, reset_id] = -torch.inf
-        others = state_evidence(text.hmm, weights)  # a sum: 1 - p(reset) would lose digits
-    with torch.no_grad():
-        found = torch.where(counted, _leave_one_out(chain, others), 0.0)
-    result = PseudoLogProb(found, found.double().sum(1), counted.sum(1))
-    return without_gradient(result, "pseudo_log_prob(...)", hmm)
-
-
-def _leave_one_out(chain: Chain, others: Float[Tensor, "1 Z"] | None) -> Float[Tensor, "B T"]:
-    """log p(x_t | all others): what leads to step t, over all states, meets what follows it.
-
-    `others` are log p(any word but `reset_id` | z), where there is one.
-    """
-    messages = _filtered(chain)
-    result = chain.hmm.log_init.new_zeros(chain.active.shape)
-    states = chain.hmm.num_states
-    # What follows, up to one factor per row: from every state, and from a fresh start.
-    after = chain.hmm.log_init.new_zeros(chain.batch, states)
-    anew = after.new_zeros(chain.batch)
-    reset = None
-    if chain.reset_id is not None:
-        word = torch.tensor([chain.reset_id], device=after.device)
-        names = None if chain.dense else chain.hmm.support.states_of(word)
-        reset = spread(chain.hmm.log_emit[word], names, states, -torch.inf)
-    possible = torch.ones_like(anew, dtype=torch.bool)
-    for step in range(chain.steps - 1, -1, -1):
-        before = _arriving(chain, step, messages)
-        is_reset = torch.zeros_like(chain.active[:, step])
-        if reset is not None:
-            is_reset = chain.tokens[:, step] == chain.reset_id
-        onward = torch.where(is_reset[:, None], anew[:, None], after)
-        emission = chain.emission(step)
-        given = spread(emission, chain.states(step), states, -torch.inf)
-        whole = torch.logsumexp(before + given + onward, 1)
-        rest = before + after
-        if reset is not None and others is not None:
-            rest = torch.logaddexp(rest + others, before + reset + anew[:, None])
-        rest = torch.logsumexp(rest, 1)
-        possible = possible & (torch.isfinite(whole) | ~chain.active[:, step])
-        result[:, step] = torch.where(torch.isneginf(whole), -torch.inf, whole - rest)
-        if step > 0:
-            weight = emission + gather(onward, chain.states(step), -torch.inf)
-            most = weight.amax(1, keepdim=True)
-            weight = weight - torch.where(torch.isfinite(most), most, 0.0)
-            through = chain.active[:, step, None]
-            after = torch.where(through, _foresee(chain, step, weight), 0.0)
-            anew = torch.where(through[:, 0], torch.logsumexp(chain.initial(step) + weight, 1), 0.0)
-    return torch.where(possible[:, None], result, -torch.inf)
-
-
-def _filtered(chain: Chain) -> list[Float[Tensor, "B W"]]:
-    """log p(z_t | x_1..t) at every step, up to a factor."""
-    messages = []
-    prediction = chain.first
-    for step in range(chain.steps):
-        if step > 0:
-            prediction = predict(chain.link(step), messages[-1])
-            fresh = chain.restart[:, step, None]
-            prediction = torch.where(fresh, chain.initial(step), prediction)
-        joint = prediction + chain.emission(step)
-        most = joint.amax(1, keepdim=True)
-        messages.append(joint - torch.where(torch.isfinite(most), most, 0.0))
-    return messages
-
-
-def _arriving(
-    chain: Chain, step: int, messages: list[Float[Tensor, "B W"]]
-) -> Float[Tensor, "B Z"]:
-    """log p(z_t | x_<t) over all states, up to a factor."""
-    initial = chain.hmm.log_init.expand(chain.batch, -1)
-    if step > 0:
-        link = chain.between(chain.states(step - 1), None)
-        return torch.where(chain.restart[:, step, None], initial, predict(link, messages[step - 1]))
-    if chain.belief is None:
-        return initial
-    nothing = chain.lengths.double()
-    return next_state_log_probs(
-        State(chain.hmm, chain.belief, nothing, chain.reset_id, chain.table)
-    )
-
-
-def _foresee(chain: Chain, step: int, log_weight: Float[Tensor, "B W"]) -> Float[Tensor, "B Z"]:
-    """log sum_j p(j | i) exp(log_weight_j) for every state i, exact however small it is."""
-    link = chain.between(None, chain.states(step))
-    if isinstance(link, Tiles):
-        return torch.logsumexp(link.log_tile + log_weight[:, None, :], 2)
-    wide = spread(log_weight, chain.states(step), chain.hmm.num_states, -torch.inf)
-    found, probs = torch.empty_like(wide), wide.exp()
-    for rows, tile in chain.table.prob_tiles():
-        found[:, rows] = (probs @ tile.T).log()
-    low = (found < math.log(scaled.lowest(found.dtype))).any(1)
-    if low.any():
-        for rows, tile in chain.table.log_tiles():
-            found[low, rows] = reference.log_matmul(wide[low], tile.T)
-    return found
 
 
 def cross_entropy(
