@@ -1,8 +1,20 @@
 """The one exception for a mistake that the user can mend; how messages count; want of memory."""
 
+from operator import index
+
 
 class InputError(ValueError):
     """What was given, what it must be, and the way out; the command line prints it and exits 2."""
+
+
+def check_count(name: str, value: int) -> None:
+    """Refuses what is not a whole number of at least 1."""
+    try:
+        number = index(value)
+    except TypeError:
+        raise InputError(f"{name} is {value!r} but must be a whole number.") from None
+    if number < 1:
+        raise InputError(f"{name} is {number:,} but must be at least 1.")
 
 
 def rounded(amount: float, unit: str) -> str:

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hmmlm import inference
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, check_count
 from hmmlm.hmm import HMM
 from hmmlm.lm import LanguageModel, Scores
 
@@ -129,8 +129,7 @@ def evaluate(
     """
     kind, window = parse_mode(mode)
     count = _check_text(model, tokens, kind, eos_id)
-    if batch_tokens < 1:
-        raise InputError(f"batch_tokens is {batch_tokens:,} but must be at least 1.")
+    check_count("batch_tokens", batch_tokens)
     error = _check_model(model)
     ends = _row_ends(tokens, kind, window, eos_id)
     nats = 0.0

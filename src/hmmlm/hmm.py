@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hmmlm.errors import InputError
 from hmmlm.ops.kernels import why_not
+from hmmlm.ops.links import finite
 from hmmlm.products import full_products
 from hmmlm.support import Support
 from hmmlm.transitions import GROUP, Dense, Factored, Transitions
@@ -367,15 +368,14 @@ def log_sums_by_state(
     values = values.flatten()
     most = values.new_full((num_states + 1,), -torch.inf)
     most = most.scatter_reduce(0, index, values.detach(), "amax")
-    most = torch.where(torch.isfinite(most), most, 0.0)
+    most = finite(most)
     sums = torch.zeros_like(most).index_add(0, index, (values - most[index]).exp())
     return most[:-1], sums[:-1].log()  # the spare cell's log(0) would spoil the gradient
 
 
 def renormalise(log_probs: Float[Tensor, "*rows Z"]) -> Float[Tensor, "*rows Z"]:
-    """Distributions over what is left of them; -inf - -inf would be NaN where that is nothing."""
-    norm = torch.logsumexp(log_probs, -1, keepdim=True)
-    return log_probs - torch.where(torch.isfinite(norm), norm, 0.0)
+    """Distributions over what is left of them; -inf throughout where that is nothing."""
+    return log_probs - finite(torch.logsumexp(log_probs, -1, keepdim=True))
 
 
 def _check_values(name: str, table: Tensor) -> None:

@@ -18,7 +18,7 @@ from hmmlm.data.labels import GAP
 from hmmlm.data.spelling import Spelling
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.devices import find_device
-from hmmlm.errors import InputError, counted
+from hmmlm.errors import InputError, check_count, counted
 from hmmlm.evaluate import HmmLM
 from hmmlm.filling import FilledLine
 from hmmlm.generate import Constraint, Lookahead, sample_met
@@ -33,7 +33,6 @@ from hmmlm.text_model import (
     TOKENIZER,
     WEIGHTS,
     TextModel,
-    check_number,
     check_prompt,
     groups,
     pad,
@@ -287,8 +286,7 @@ class Model(TextModel):
         What `probability` and `sample` make of a constraint: given to them in its place, it is not
         made twice. `weights` are factors of tokens, as the vocabulary spells them; others have 1.
         """
-        if length < 1:
-            raise InputError(f"length is {length:,} but must be at least 1.")
+        check_count("length", length)
         if isinstance(constraint, Lookahead):
             ours, theirs = (hmm.fields() for hmm in (self.hmm, constraint.hmm))
             if any(a.data_ptr() != b.data_ptr() for a, b in zip(ours, theirs, strict=False)):
@@ -338,7 +336,7 @@ class Model(TextModel):
 
     def next(self, prompt: str = "", *, k: int = 10) -> list[tuple[str, float]]:
         """The k most probable tokens after a prompt (all, if there are fewer), and p of each."""
-        check_number("k", k)
+        check_count("k", k)
         _, state = self._read_prompt(prompt)
         log_probs, words = inference.next_log_probs(state)[0].topk(min(k, self.hmm.vocab_size))
         pairs = zip(words.tolist(), log_probs.exp().tolist(), strict=True)
@@ -358,7 +356,7 @@ class Model(TextModel):
         with which the line ends. Where tokens are pieces of words, `?` is one token. A backslash
         makes a word of a mark: `\?`, `\*`.
         """
-        check_number("n", n)
+        check_count("n", n)
         generator = self._generator(1, 1, seed)
         return filling.fill(self.hmm, self.tokenizer, pattern, n, length, generator)
 
@@ -366,7 +364,7 @@ class Model(TextModel):
         self, pattern: str, k: int = 10, *, length: tuple[int, int] = (0, 5)
     ) -> list[list[tuple[str, float]]]:
         """The k most probable words of each `?` of a pattern, and p of each given the rest."""
-        check_number("k", k)
+        check_count("k", k)
         return filling.gap_words(self.hmm, self.tokenizer, pattern, k, length)
 
     def span(
@@ -377,7 +375,7 @@ class Model(TextModel):
 
     def top_words(self, state: int, *, k: int = 10) -> list[tuple[str, float]]:
         """The k words that a state emits most often (all, if there are fewer), and p of each."""
-        check_number("k", k)
+        check_count("k", k)
         if not 0 <= state < self.hmm.num_states:
             raise InputError(
                 f"There is no state {state:,}; this model has states 0 to "

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, check_count
 
 MASS_TOLERANCE = 1e-2
 """How far from one the mass of a belief may be that somebody gives."""
@@ -207,8 +207,7 @@ class WordProbs(NamedTuple):
 
     def top(self, k: int) -> "TopWords":
         """The k most probable words of each gap (all, if there are fewer), best first."""
-        if k < 1:
-            raise InputError(f"k is {k:,} but must be at least 1.")
+        check_count("k", k)
         return TopWords(*self.log_probs.topk(min(k, self.log_probs.shape[1]), 1))
 
 

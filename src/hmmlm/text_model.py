@@ -5,7 +5,6 @@ import os
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from hmmlm.data.shards import TokenArray
 from hmmlm.data.tokenizer import Tokenizer
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, check_count
 from hmmlm.evaluate import Evaluation, evaluate
 from hmmlm.hmm_file import FORMAT
 from hmmlm.hugging_face import MODEL_TYPE
@@ -147,8 +146,8 @@ class TextModel(ABC):
                 f"count is {count!r} but must be a number; a text to go on after is given as "
                 f"prompt={count!r}."
             )
-        check_number("count", count)
-        check_number("length", length)
+        check_count("count", count)
+        check_count("length", length)
         generator = torch.Generator(self.device)
         if seed is None:
             generator.seed()
@@ -157,16 +156,6 @@ class TextModel(ABC):
         else:
             raise InputError(f"seed is {seed:,} but must lie between 0 and 2^63 - 1.")
         return generator
-
-
-def check_number(name: str, value: int) -> None:
-    """Refuses what is not a whole number of at least 1."""
-    try:
-        number = index(value)
-    except TypeError:
-        raise InputError(f"{name} is {value!r} but must be a whole number.") from None
-    if number < 1:
-        raise InputError(f"{name} is {number:,} but must be at least 1.")
 
 
 def check_prompt(prompt: str) -> str:

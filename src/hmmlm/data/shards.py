@@ -13,7 +13,7 @@ import numpy as np
 
 from hmmlm.data.places import no_corpus
 from hmmlm.data.tokenizer import Tokenizer
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, check_count
 from hmmlm.storage import new_folder
 
 FORMAT = "hmmlm-corpus-1"
@@ -265,8 +265,7 @@ def write_corpus(
     Returns {"splits": {name: {"tokens", "sentences", "unknown"}}, "vocab"}. Memory: under 200
     megabytes, whatever the size of the text.
     """
-    if shard_tokens < 1:
-        raise InputError(f"shard_tokens is {shard_tokens:,} but must be at least 1.")
+    check_count("shard_tokens", shard_tokens)
     with new_folder(folder) as temporary:
         tokenizer.save(temporary / "tokenizer.json")
         written = {}

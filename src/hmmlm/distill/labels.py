@@ -17,7 +17,7 @@ from hmmlm.data.shards import TokenArray
 from hmmlm.distill.kmeans import k_means, nearest
 from hmmlm.distill.points import find_axes
 from hmmlm.distill.teachers import Teacher, check_teacher, head_of
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, check_count
 from hmmlm.storage import new_folder
 from hmmlm.support import Support
 
@@ -44,8 +44,7 @@ class LabelSettings:
 
     def __post_init__(self) -> None:
         for name in ("tokens", "points", "length", "batch_size", "iterations"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name):,} but must be at least 1.")
+            check_count(name, getattr(self, name))
         if self.dim < 0:
             raise InputError(f"dim is {self.dim} but must be at least 0.")
 

@@ -15,7 +15,7 @@ from hmmlm.inference.gradients import without_gradient
 from hmmlm.inference.sampling import sample
 from hmmlm.inference.soft import state_evidence
 from hmmlm.inference.streaming import State, emission_probs, next_state_log_probs
-from hmmlm.ops.links import TILE, Table, Tiles, Wide, gather, spread
+from hmmlm.ops.links import TILE, Table, Tiles, Wide, finite, gather, spread
 from hmmlm.ops.messages import reference, scaled
 from hmmlm.products import full_products
 from hmmlm.results import Belief, Estimate, PseudoLogProb
@@ -91,7 +91,7 @@ def _leave_one_out(chain: Chain, others: Float[Tensor, "1 Z"] | None) -> Float[T
         if step > 0:
             weight = emission + gather(onward, chain.states(step), -torch.inf)
             most = weight.amax(1, keepdim=True)
-            weight = weight - torch.where(torch.isfinite(most), most, 0.0)
+            weight = weight - finite(most)
             through = chain.active[:, step, None]
             after = torch.where(through, _foresee(chain, step, weight), 0.0)
             anew = torch.where(through[:, 0], torch.logsumexp(chain.initial(step) + weight, 1), 0.0)
@@ -109,7 +109,7 @@ def _filtered(chain: Chain) -> list[Float[Tensor, "B W"]]:
             prediction = torch.where(fresh, chain.initial(step), prediction)
         joint = prediction + chain.emission(step)
         most = joint.amax(1, keepdim=True)
-        messages.append(joint - torch.where(torch.isfinite(most), most, 0.0))
+        messages.append(joint - finite(most))
     return messages
 
 
