@@ -21,8 +21,8 @@ from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.evaluate import HmmLM, evaluate
 from hmmlm.hmm import emission_table
 from hmmlm.params import scalar
-from hmmlm.train.loop import TrainSettings
 from hmmlm.train.loss import HmmLoss
+from hmmlm.train.schedule import TrainSettings
 from hmmlm.train.sgd import train
 from hmmlm.transitions import Dense
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hmmlm.data.shards import TokenArray
+from hmmlm.data.token_array import TokenArray
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.errors import InputError, check_count
 from hmmlm.evaluate import Evaluation, evaluate

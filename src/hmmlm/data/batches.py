@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from hmmlm.data.packing import best_fit, row_loads
-from hmmlm.data.shards import TokenArray
+from hmmlm.data.token_array import TokenArray
 from hmmlm.errors import InputError, check_count, counted
 
 _SECTION = 1 << 20

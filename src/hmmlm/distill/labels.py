@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hmmlm.data.shards import TokenArray
+from hmmlm.data.token_array import TokenArray
 from hmmlm.distill.kmeans import k_means, nearest
 from hmmlm.distill.points import find_axes
 from hmmlm.distill.teachers import Teacher, check_teacher, head_of

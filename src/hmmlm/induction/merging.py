@@ -7,7 +7,7 @@ from jaxtyping import Int
 
 from hmmlm.clusters.brown import brown
 from hmmlm.clusters.counts import count_bigrams
-from hmmlm.data.shards import TokenArray
+from hmmlm.data.token_array import TokenArray
 from hmmlm.errors import InputError, check_count, counted
 
 

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from hmmlm.data.batches import Packed, Windows
-from hmmlm.data.shards import TokenArray
 from hmmlm.data.streams import Streams
+from hmmlm.data.token_array import TokenArray
 from hmmlm.errors import InputError
 from hmmlm.params import lowrank, mlp, pretrained, scalar, transformer
 from hmmlm.train.checkpoint import Saving
 from hmmlm.train.distributed import ONE, Ranks
-from hmmlm.train.loop import TrainSettings
 from hmmlm.train.loss import Dropout
 from hmmlm.train.recipes import set_by_recipe, with_recipe
+from hmmlm.train.schedule import TrainSettings
 from hmmlm.train.settings import (
     DESCENT,
     LEARNING,

@@ -10,7 +10,8 @@ from hmmlm.data.batches import Batch
 from hmmlm.errors import InputError, check_count
 from hmmlm.hmm import HMM
 from hmmlm.train.expectation import Expectation, Sums
-from hmmlm.train.loop import Step, TrainSettings
+from hmmlm.train.loop import Step
+from hmmlm.train.schedule import TrainSettings
 from hmmlm.train.sgd import decayed
 from hmmlm.transitions import Dense, Factored
 

@@ -1,0 +1,97 @@
+"""How to train: the settings of the loop, and the learning rate of each step."""
+
+import math
+from dataclasses import dataclass
+
+from hmmlm.errors import InputError
+
+SCHEDULES = ("cosine", "plateau", "constant", "power")
+PRECISIONS = ("float32", "tf32", "bf16")
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How to train.
+
+    The learning rate rises over `warmup_steps`, at most a tenth of all. Then with `schedule`
+    "cosine" it falls to `final_rate` times its height; with "plateau" it is divided by
+    `plateau_factor` when more than `plateau_patience` checks in a row have not lowered the best
+    validation value by more than `plateau_threshold` (absolute); with "power" it is divided by the
+    step's number to the power of `schedule_power`; with "constant" it stays. `accumulate` batches
+    make a step (0: those of a whole epoch). Of an HMM the embeddings of states may have a decay of
+    their own, `decay_states`, and what belongs to words too, `decay_words`. With `average` > 0 the
+    weights that are evaluated and kept are the exponential average of those of the steps, with
+    that decay. With `average_after` > 0 they are the mean of those of all steps since a check was
+    worse than the best of the checks more than so many before it (NT-ASGD: Merity et al. 2017).
+    `checks` is the number of validations per epoch; after `early_stop` of them without a new best,
+    training ends (0: never). With `precision` "bf16" the loss is computed under PyTorch's autocast
+    to bfloat16, with "tf32" factors (of neural baselines all products) are rounded, to 11 digits,
+    which tensor cores read; both from weights kept in float32; validation is always in float32.
+    """
+
+    epochs: int = 10
+    learning_rate: float = 0.7
+    beta1: float = 0.9
+    beta2: float = 0.999
+    weight_decay: float = 0.04
+    decay_states: float | None = None
+    decay_words: float | None = None
+    clip: float = 5.0
+    accumulate: int = 1
+    warmup_steps: int = 20
+    schedule: str = "cosine"
+    final_rate: float = 0.0
+    schedule_power: float = 0.6
+    plateau_factor: float = 4.0
+    plateau_patience: int = 4
+    plateau_threshold: float = 0.0
+    average: float = 0.0
+    average_after: int = 0
+    checks: int = 1
+    early_stop: int = 0
+    precision: str = "float32"
+
+    def __post_init__(self) -> None:
+        least = {"epochs": 1, "accumulate": 0, "checks": 1, "plateau_patience": 1}
+        least |= dict.fromkeys(("weight_decay", "warmup_steps", "final_rate", "early_stop"), 0)
+        least["average_after"] = 0
+        for name, value in least.items():
+            if not getattr(self, name) >= value:
+                raise InputError(f"{name} is {getattr(self, name)} but must be at least {value}.")
+        for name in ("decay_states", "decay_words"):
+            decay = getattr(self, name)
+            if decay is not None and not decay >= 0:
+                raise InputError(f"{name} is {decay} but must be at least 0.")
+        for name in ("learning_rate", "clip", "schedule_power"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name} is {getattr(self, name)} but must be more than 0.")
+        for name in ("beta1", "beta2", "average"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(
+                    f"{name} is {getattr(self, name)} but must be at least 0 and less than 1."
+                )
+        if self.average > 0 and self.average_after > 0:
+            raise InputError(
+                f"average is {self.average} and average_after {self.average_after}, but there is "
+                f"one average; leave one of them out."
+            )
+        if not self.plateau_factor > 1:
+            raise InputError(f"plateau_factor is {self.plateau_factor} but must be more than 1.")
+        for name, offered in (("schedule", SCHEDULES), ("precision", PRECISIONS)):
+            if getattr(self, name) not in offered:
+                raise InputError(
+                    f"{name} is {getattr(self, name)!r} but must be one of {', '.join(offered)}."
+                )
+
+
+def learning_rate(settings: TrainSettings, step: int, steps: int) -> float:
+    """The rate of step 1..steps, before a plateau divides it: a linear rise, then the schedule."""
+    highest, warm = settings.learning_rate, min(settings.warmup_steps, steps // 10)
+    if step <= warm:
+        return highest * step / warm
+    if settings.schedule == "power":
+        return highest * (step - warm) ** -settings.schedule_power
+    if settings.schedule != "cosine":
+        return highest
+    cosine = (1 + math.cos(math.pi * (step - 1 - warm) / (steps - warm))) / 2
+    return highest * (settings.final_rate + (1 - settings.final_rate) * cosine)
