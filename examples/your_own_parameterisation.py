@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hmmlm import HMM, Model, Support
 from hmmlm.data.batches import Packed
-from hmmlm.data.shards import TokenArray
+from hmmlm.data.token_array import TokenArray
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.evaluate import HmmLM, evaluate
 from hmmlm.hmm import emission_table

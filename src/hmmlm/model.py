@@ -381,12 +381,17 @@ class Model(TextModel):
                 f"There is no state {state:,}; this model has states 0 to "
                 f"{self.hmm.num_states - 1:,}."
             )
-        cells = self.hmm.support.state_words
-        span = slice(int(cells.offsets[state]), int(cells.offsets[state + 1]))
-        log_probs = self.hmm.log_emit[cells.words[span], cells.slots[span]]
+        if self.hmm.support.is_dense:  # whose inverse map would be as large as the table
+            words = torch.arange(self.hmm.vocab_size, device=self.device)
+            log_probs = self.hmm.log_emit[:, state]
+        else:
+            cells = self.hmm.support.state_words
+            span = slice(int(cells.offsets[state]), int(cells.offsets[state + 1]))
+            words, slots = cells.words[span], cells.slots[span]
+            log_probs = self.hmm.log_emit[words, slots]
         best = log_probs.topk(min(k, len(log_probs)))
-        words = cells.words[span][best.indices].tolist()
-        pairs = zip(words, best.values.exp().tolist(), strict=True)
+        found = words[best.indices].tolist()
+        pairs = zip(found, best.values.exp().tolist(), strict=True)
         return [(self.tokenizer.token(word), prob) for word, prob in pairs]
 
 

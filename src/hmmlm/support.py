@@ -91,6 +91,14 @@ class Support:
         return self.row_of_word.sort(stable=True).indices.split(sizes)
 
     @cached_property
+    def row_of_state(self) -> Int[Tensor, " Z"]:
+        """The row of each state, of a partition: its block."""
+        rows, slots = (self.rows >= 0).nonzero(as_tuple=True)
+        found = torch.zeros(self.num_states, dtype=torch.long, device=self.rows.device)
+        found[self.rows[rows, slots]] = rows
+        return found
+
+    @cached_property
     def word_keys(self) -> Int[Tensor, " V"]:
         """A number for each word that orders words by row first: V row + word."""
         words = torch.arange(self.vocab_size, device=self.rows.device)
