@@ -1,4 +1,4 @@
-"""A language model with its tokenizer in a folder: what all kinds of them share."""
+"""A language model with its tokenizer in a folder: what all kinds share."""
 
 import json
 import os
@@ -28,7 +28,7 @@ WEIGHTS, CONFIG, TOKENIZER, METRICS = (
     "metrics.jsonl",
 )
 GROUP_TOKENS = 1 << 14
-"""Tokens, padding included, of a batch of lines."""
+"""Tokens of a batch of lines, padding included."""
 
 
 class ScoredLine(NamedTuple):
@@ -50,7 +50,7 @@ class TextModel(ABC):
     @property
     @abstractmethod
     def lm(self) -> LanguageModel:
-        """What gives token ids their probabilities."""
+        """The model of token ids, without the text."""
 
     @property
     @abstractmethod
@@ -82,13 +82,13 @@ class TextModel(ABC):
                 file.writelines(json_line(line) for line in metrics)
 
     def write_into(self, folder: Path) -> None:
-        """Writes weights, tokenizer and config into a folder that is there, each file whole."""
+        """Writes weights, tokenizer and config into an existing folder, each file whole or not."""
         for name, write in self._parts().items():
             with new_file(folder / name) as temporary:
                 write(temporary)
 
     def encode(self, lines: str | Iterable[str]) -> Iterator[np.ndarray]:
-        """The ids of each line, `<eos>` last. A text is cut at its newlines, as a file would be."""
+        """The ids of each line, `<eos>` last. A string is cut at its newlines, as a file is."""
         if isinstance(lines, str):
             cut = lines.removesuffix("\n").split("\n") if lines else []
             lines = [line.removesuffix("\r") for line in cut]
@@ -107,7 +107,7 @@ class TextModel(ABC):
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """The ids of each line and their log-probabilities, in order. Memory: a group of lines.
 
-        After an `<eos>` within a line the model starts cold, unless the line `goes_on` there.
+        After an `<eos>` within a line the model starts cold, unless the line `goes_on`.
         """
         model = self.lm
         for group in groups(lines):
@@ -169,7 +169,7 @@ def check_prompt(prompt: str) -> str:
 
 
 def groups(lines: Iterable[np.ndarray], most: int = GROUP_TOKENS) -> Iterator[list[np.ndarray]]:
-    """Neighbouring lines whose rectangle is at most so many tokens; a longer one stands alone."""
+    """Consecutive lines that make at most `most` tokens, padded; a longer line stands alone."""
     group: list[np.ndarray] = []
     longest = 0
     for ids in lines:
@@ -183,7 +183,7 @@ def groups(lines: Iterable[np.ndarray], most: int = GROUP_TOKENS) -> Iterator[li
 
 
 def pad(group: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
-    """Lines as one rectangle, and the length of each."""
+    """Lines as rows of one tensor (B, T), padded with 0, and the length of each (B,)."""
     lengths = [len(ids) for ids in group]
     tokens = np.zeros((len(group), max(lengths)), np.int64)
     for row, ids in zip(tokens, group, strict=True):

@@ -46,9 +46,9 @@ class Progress(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a learner did: nats per token before it learnt, over `tokens`, and how far it was moved.
+    """What a learner did: nats per token over its `tokens`, before it learnt from them.
 
-    `size` is the norm of the gradient, or 0 where there is none.
+    `size` is the norm of the gradient, 0 where there is none.
     """
 
     loss: float
@@ -60,11 +60,11 @@ class Step(NamedTuple):
 class Learner(Protocol):
     """What makes a model better, a step at a time.
 
-    `step` learns from some batches at a rate when a share `done` of training is over; one whose
-    loss or size is not finite must not have changed the model. `state` is all it needs to go on,
-    besides the weights of the model: tensors by name. One that `can_be_left` has changed nothing
-    when its batches raise an error. One that has a `peek` finds there, in a
-    step, a function that makes the next batch, to be called while a device works.
+    `step` learns from some batches at a rate when a share `done` of training is over; a step whose
+    loss or size is not finite must leave the model as it was. `state` is all that it needs to go on
+    besides the weights of the model: tensors by name. `can_be_left` says that an error raised by
+    its batches leaves the model as it was, too. If it has an attribute `peek`, that is set to a
+    function that makes the next batch, to be called while a device works.
     """
 
     can_be_left: bool
@@ -80,7 +80,7 @@ class Learner(Protocol):
 
 
 class State(NamedTuple):
-    """Where a training stands: tensors by name, and plain numbers."""
+    """All that a training needs to go on: tensors by name, and plain numbers."""
 
     tensors: dict[str, Tensor]
     numbers: dict[str, Any]
@@ -90,17 +90,16 @@ class Training:
     """Steps of a learner over the epochs of its batches.
 
     Iterating trains the learner's model in place, from where it stands, and yields after every
-    step. `evaluate` runs `checks` times an epoch, lower is better; when training ends, or is left
-    early, the model has the weights that it liked best, without it those of the last step (their
-    average, if there is one). A loss that is not finite ends training with the best weights so far,
-    or before the first check with some of the last whose loss was finite.
+    step. `evaluate` runs `checks` times an epoch; lower is better. When training ends, or is left
+    early, the model has the weights that were best by `evaluate`; without `evaluate`, those of the
+    last step, or their average. A loss that is not finite ends training with the best weights so
+    far, or before the first check with recent ones whose loss was finite.
 
-    `state()`, asked for after a step, is all there is to go on from there in another process, as
-    if there had been no end between. Its tensors are the ones in use: write them before the next
-    step.
+    `state()` after a step is all that another process needs to go on, with the same numbers as if
+    training had never stopped. Its tensors are the ones in use: write them before the next step.
 
-    `between` is asked before every batch of a learner that can be left, by all ranks: True leaves
-    the step, which raises `Left`. There too `state()` is that before the step.
+    `between` is called before every batch of a learner that can be left, by all ranks. If it gives
+    True, the step is left, which raises `Left`; `state()` is then that before the step.
     """
 
     between: Callable[[], bool] | None = None
@@ -292,10 +291,10 @@ class Training:
 
 
 class Best:
-    """The weights that were best on validation; before there are any, some that did no harm.
+    """The weights that were best on validation; before the first check, some that did no harm.
 
-    `step` is that of the best value, 0 if there was none, and `kept` that of the weights. As long
-    as all values are infinite, they tell nothing: the newest weights are the best.
+    `step` is that of the best value, 0 if there was none, and `kept` that of the weights. While all
+    values are infinite, the newest weights count as the best.
     """
 
     def __init__(self, model: nn.Module, settings: TrainSettings) -> None:

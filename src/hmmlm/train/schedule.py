@@ -13,20 +13,26 @@ PRECISIONS = ("float32", "tf32", "bf16")
 class TrainSettings:
     """How to train.
 
-    The learning rate rises over `warmup_steps`, at most a tenth of all. Then with `schedule`
-    "cosine" it falls to `final_rate` times its height; with "plateau" it is divided by
-    `plateau_factor` when more than `plateau_patience` checks in a row have not lowered the best
-    validation value by more than `plateau_threshold` (absolute); with "power" it is divided by the
-    step's number to the power of `schedule_power`; with "constant" it stays. `accumulate` batches
-    make a step (0: those of a whole epoch). Of an HMM the embeddings of states may have a decay of
-    their own, `decay_states`, and what belongs to words too, `decay_words`. With `average` > 0 the
-    weights that are evaluated and kept are the exponential average of those of the steps, with
-    that decay. With `average_after` > 0 they are the mean of those of all steps since a check was
-    worse than the best of the checks more than so many before it (NT-ASGD: Merity et al. 2017).
-    `checks` is the number of validations per epoch; after `early_stop` of them without a new best,
-    training ends (0: never). With `precision` "bf16" the loss is computed under PyTorch's autocast
-    to bfloat16, with "tf32" factors (of neural baselines all products) are rounded, to 11 digits,
-    which tensor cores read; both from weights kept in float32; validation is always in float32.
+    A step is `accumulate` batches (0: a whole epoch). `weight_decay` holds for all weights, but an
+    HMM's embeddings of states may have their own, `decay_states`, and so may what belongs to words,
+    `decay_words`.
+
+    The learning rate rises over `warmup_steps`, at most a tenth of all. Then `schedule` says:
+    "cosine" lets it fall to `final_rate` times its height; "plateau" divides it by `plateau_factor`
+    when more than `plateau_patience` checks in a row have not lowered the best validation value by
+    more than `plateau_threshold` (absolute); "power" divides it by the step's number to the power
+    of `schedule_power`; "constant" leaves it.
+
+    There are `checks` validations per epoch; after `early_stop` of them without a new best,
+    training ends (0: never).
+
+    With `average` > 0 the weights that are evaluated and kept are the exponential average over the
+    steps, with that decay. With `average_after` = n > 0 they are the mean over all steps since a
+    check was worse than the best of those more than n checks before (NT-ASGD, Merity et al. 2017).
+
+    `precision` "bf16" computes the loss under PyTorch's autocast to bfloat16. "tf32" rounds
+    factors (of neural baselines, all products) to the 11 bits that tensor cores read. Weights stay
+    in float32, and validation is always in float32.
     """
 
     epochs: int = 10
