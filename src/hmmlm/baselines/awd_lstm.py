@@ -5,7 +5,7 @@ from typing import Any
 
 from hmmlm.baselines.lstm import LstmLM, Regularising
 from hmmlm.baselines.network import Making
-from hmmlm.params.checks import check_least, check_rates
+from hmmlm.errors import check_least, check_rates
 
 _DATA = {
     "layout": "streams",

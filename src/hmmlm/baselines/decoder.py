@@ -18,7 +18,8 @@ from hmmlm.baselines.network import (
     last_words,
     word_log_probs,
 )
-from hmmlm.params.checks import check_heads, check_least, check_rates
+from hmmlm.errors import check_least, check_rates
+from hmmlm.params.checks import check_heads
 from hmmlm.params.transformer import Decoder
 
 RECIPES: dict[str, dict[str, dict[str, Any]]] = {

@@ -20,7 +20,7 @@ from hmmlm.baselines.network import (
     drop,
     word_log_probs,
 )
-from hmmlm.params.checks import check_least, check_rates
+from hmmlm.errors import check_least, check_rates
 
 RECIPES: dict[str, dict[str, dict[str, Any]]] = {
     "adamw": {

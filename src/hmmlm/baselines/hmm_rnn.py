@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from hmmlm.baselines.network import Carry, Making, Network, Piece, drop, last_words
 from hmmlm.baselines.recurrent import LstmLayer
-from hmmlm.params.checks import check_least, check_rates
+from hmmlm.errors import check_least, check_rates
 
 RECIPES: dict[str, dict[str, dict[str, Any]]] = {
     "adamw": {

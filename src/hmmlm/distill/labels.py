@@ -17,7 +17,7 @@ from hmmlm.data.token_array import TokenArray
 from hmmlm.distill.kmeans import k_means, nearest
 from hmmlm.distill.points import find_axes
 from hmmlm.distill.teachers import Teacher, check_teacher, head_of
-from hmmlm.errors import InputError, check_count
+from hmmlm.errors import InputError, check_least
 from hmmlm.storage import new_folder
 from hmmlm.support import Support
 
@@ -43,10 +43,7 @@ class LabelSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "points", "length", "batch_size", "iterations"):
-            check_count(name, getattr(self, name))
-        if self.dim < 0:
-            raise InputError(f"dim is {self.dim} but must be at least 0.")
+        check_least(self, tokens=1, points=1, length=1, batch_size=1, iterations=1, dim=0)
 
 
 class StateLabels(NamedTuple):

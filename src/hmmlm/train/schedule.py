@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, check_least, check_rates
 
 SCHEDULES = ("cosine", "plateau", "constant", "power")
 PRECISIONS = ("float32", "tf32", "bf16")
@@ -58,24 +58,13 @@ class TrainSettings:
     precision: str = "float32"
 
     def __post_init__(self) -> None:
-        least = {"epochs": 1, "accumulate": 0, "checks": 1, "plateau_patience": 1}
-        least |= dict.fromkeys(("weight_decay", "warmup_steps", "final_rate", "early_stop"), 0)
-        least["average_after"] = 0
-        for name, value in least.items():
-            if not getattr(self, name) >= value:
-                raise InputError(f"{name} is {getattr(self, name)} but must be at least {value}.")
-        for name in ("decay_states", "decay_words"):
-            decay = getattr(self, name)
-            if decay is not None and not decay >= 0:
-                raise InputError(f"{name} is {decay} but must be at least 0.")
+        check_least(self, epochs=1, accumulate=0, checks=1, warmup_steps=0, early_stop=0)
+        check_least(self, weight_decay=0, decay_states=0, decay_words=0, final_rate=0)
+        check_least(self, plateau_patience=1, plateau_threshold=0, average_after=0)
+        check_rates(self, "beta1", "beta2", "average")
         for name in ("learning_rate", "clip", "schedule_power"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} is {getattr(self, name)} but must be more than 0.")
-        for name in ("beta1", "beta2", "average"):
-            if not 0 <= getattr(self, name) < 1:
-                raise InputError(
-                    f"{name} is {getattr(self, name)} but must be at least 0 and less than 1."
-                )
         if self.average > 0 and self.average_after > 0:
             raise InputError(
                 f"average is {self.average} and average_after {self.average_after}, but there is "
