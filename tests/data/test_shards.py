@@ -348,3 +348,13 @@ def test_vocabulary_of_corpus_and_model_must_match(tmp_path):
         InputError, match=r"^the corpus has another vocabulary \(hash \w{12}\) than"
     ):
         check_vocabulary(TOKENIZER.hash, other)
+
+
+def test_sentences_in_another_order_are_a_text_like_any_other():
+    text = TokenArray.from_ids([1, 0, 2, 3, 0, 4], eos_id=0)
+    other = text.reordered(text.sentence_offsets(), np.array([2, 0, 1]))
+    assert other[:].tolist() == [4, 1, 0, 2, 3, 0] and [other[0], other[-2]] == [4, 3]
+    assert other[1:5].tolist() == [1, 0, 2, 3] and other[5:2].tolist() == []
+    assert other.head(3)[:].tolist() == [4, 1, 0] and len(other) == 6
+    with pytest.raises(InputError, match="A slice of tokens has step 1, not 2"):
+        other[::2]

@@ -3,6 +3,7 @@
 import os
 import weakref
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -59,15 +60,13 @@ class TokenArray:
     `len()`; `[a:b]` copies that stretch as int64, `[i]` is one id. Memory: what is asked for.
     """
 
-    def __init__(
-        self, parts: Sequence[np.ndarray | Shard], *, eos_id: int, number: int | None = None
-    ) -> None:
+    def __init__(self, parts: Sequence[np.ndarray | Shard], *, eos_id: int) -> None:
         self._parts = list(parts)
         sizes = np.array([len(part) for part in self._parts], dtype=np.int64)
         self._ends = np.cumsum(sizes, dtype=np.int64)
         self._begins = self._ends - sizes
         self._is_on_disk = all(isinstance(part, Shard) for part in self._parts)
-        self._number = int(self._ends[-1]) if number is None and self._parts else number or 0
+        self._number = int(sizes.sum())
         self.eos_id = eos_id
 
     @classmethod
@@ -99,9 +98,12 @@ class TokenArray:
         while start < stop:
             begin = int(self._begins[part])
             end = min(stop, int(self._ends[part]))
-            found.append(self._parts[part][start - begin : end - begin])
+            found.append(self._read(part, start - begin, end - begin))
             start, part = end, part + 1
         return np.concatenate(found, dtype=np.int64)
+
+    def _read(self, part: int, start: int, stop: int) -> np.ndarray:
+        return self._parts[part][start:stop]
 
     def rows(self, starts: np.ndarray, length: int) -> np.ndarray:
         """Stretches of one length, each within the text, as rows of int64."""
@@ -127,7 +129,9 @@ class TokenArray:
                 f"The first {number:,} tokens were asked for but there are {len(self):,}; ask for "
                 f"1 to {len(self):,}."
             )
-        return TokenArray(self._parts, eos_id=self.eos_id, number=number)
+        first = copy(self)
+        first._number = number
+        return first
 
     def sentence_offsets(self) -> np.ndarray:
         """Where each sentence starts: 0 and behind every `<eos>` but a last one, int64.
@@ -151,23 +155,16 @@ class Reordered(TokenArray):
     """The stretches of a text in another order; one read for each that is asked for."""
 
     def __init__(self, text: TokenArray, offsets: np.ndarray, order: np.ndarray) -> None:
-        super().__init__([], eos_id=text.eos_id, number=len(text))
-        self._text = text
+        super().__init__([], eos_id=text.eos_id)
+        self._text, self._number = text, len(text)
         self._from = offsets[order]
-        self._ends = np.cumsum(np.diff(offsets, append=len(text))[order], dtype=np.int64)
+        sizes = np.diff(offsets, append=len(text))[order]
+        self._ends = np.cumsum(sizes, dtype=np.int64)
+        self._begins = self._ends - sizes
 
-    def __getitem__(self, key: int | slice) -> Any:
-        if not isinstance(key, slice):
-            return super().__getitem__(key)
-        start, stop, _ = key.indices(len(self))
-        found = [np.empty(0, dtype=np.int64)]
-        part = int(np.searchsorted(self._ends, start, side="right"))
-        while start < stop:
-            end = min(stop, int(self._ends[part]))
-            begin = int(self._from[part]) + start - (int(self._ends[part - 1]) if part else 0)
-            found.append(self._text[begin : begin + end - start])
-            start, part = end, part + 1
-        return np.concatenate(found, dtype=np.int64)
+    def _read(self, part: int, start: int, stop: int) -> np.ndarray:
+        begin = int(self._from[part])
+        return self._text[begin + start : begin + stop]
 
     def rows(self, starts: np.ndarray, length: int) -> np.ndarray:
         return np.stack([self[start : start + length] for start in starts.tolist()])
