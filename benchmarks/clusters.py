@@ -21,7 +21,7 @@ from hmmlm.clusters.brown import brown
 from hmmlm.clusters.clustering import Clustering
 from hmmlm.clusters.counts import Bigrams, count_bigrams, mutual_information
 from hmmlm.clusters.exchange import exchange
-from hmmlm.data.shards import TokenArray
+from hmmlm.data.token_array import TokenArray
 
 METHODS = {"brown": brown, "exchange": exchange}
 CASES = tuple(

@@ -26,8 +26,8 @@ from hmmlm.evaluate import HmmLM, evaluate
 from hmmlm.hmm import HMM
 from hmmlm.params import mlp
 from hmmlm.train.graph import why_no_graph
-from hmmlm.train.loop import TrainSettings
 from hmmlm.train.loss import Dropout, HmmLoss
+from hmmlm.train.schedule import TrainSettings
 from hmmlm.train.sgd import train
 
 PRECISIONS = {"bf16": "bf16", "tf32": "tf32", "fp32": "float32"}

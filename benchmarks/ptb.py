@@ -9,7 +9,8 @@ import torch
 
 from hmmlm.data.corpus import find_splits
 from hmmlm.data.preparation import prepare_corpus
-from hmmlm.data.shards import Corpus, TokenArray
+from hmmlm.data.shards import Corpus
+from hmmlm.data.token_array import TokenArray
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.support import Support
 

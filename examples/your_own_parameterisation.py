@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from hmmlm import HMM, Model, Support
 from hmmlm.data.batches import Packed
-from hmmlm.data.shards import TokenArray
+from hmmlm.data.token_array import TokenArray
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.evaluate import HmmLM, evaluate
 from hmmlm.hmm import emission_table
 from hmmlm.params import scalar
-from hmmlm.train.loop import TrainSettings
 from hmmlm.train.loss import HmmLoss
+from hmmlm.train.schedule import TrainSettings
 from hmmlm.train.sgd import train
 from hmmlm.transitions import Dense
 

@@ -279,15 +279,18 @@ def test_next_gives_the_most_probable_first(prompt):
     assert model.next(prompt, k=100) == found
 
 
-def test_top_words_of_a_state():
-    model = make_model("ragged")
+@pytest.mark.parametrize("kind", ["ragged", "dense"])
+def test_top_words_of_a_state(kind):
+    model = make_model(kind)
     emit = enumerate_row(model.hmm, [0]).log_emit.exp()  # (V, Z)
-    for state in range(4):
+    for state in range(model.hmm.num_states):
         found = model.top_words(state)
         assert sum(prob for _, prob in found) == pytest.approx(1)
         for word, prob in found:
             assert prob == pytest.approx(float(emit[WORDS.index(word), state]))
         assert model.top_words(state, k=1) == found[:1] == [max(found, key=lambda pair: pair[1])]
+    # Of dense states the inverse map would have V times Z cells, to be sorted.
+    assert ("state_words" in vars(model.hmm.support)) == (kind == "ragged")
 
 
 @pytest.mark.parametrize(

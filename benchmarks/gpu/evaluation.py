@@ -18,7 +18,7 @@ from torch import Tensor
 from benchmarks.gpu import answers
 from benchmarks.gpu.clock import Bench
 from benchmarks.ptb import Texts, quick_support, read_texts
-from hmmlm.data.shards import TokenArray
+from hmmlm.data.token_array import TokenArray
 from hmmlm.errors import InputError
 from hmmlm.evaluate import HmmLM, evaluate
 from hmmlm.hmm import HMM

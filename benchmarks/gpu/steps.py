@@ -27,8 +27,8 @@ from hmmlm.data.batches import Batch
 from hmmlm.inference import log_prob
 from hmmlm.params import lowrank, mlp, scalar
 from hmmlm.support import Support
-from hmmlm.train.loop import TrainSettings
 from hmmlm.train.loss import Dropout, HmmLoss, arithmetic
+from hmmlm.train.schedule import TrainSettings
 from hmmlm.train.sgd import Sgd
 
 CASES = (

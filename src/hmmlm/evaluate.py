@@ -10,15 +10,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hmmlm import inference
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, check_count
 from hmmlm.hmm import HMM
 from hmmlm.lm import LanguageModel, Scores
 
 ROW_TOLERANCE = 1e-4
-"""A perplexity is published only if random distributions of the model sum to one this closely."""
+"""A perplexity is published only if random rows of the model sum to one this closely."""
 
 BATCH_TOKENS = 1 << 14
-"""Tokens that are read at a time, padding included, unless told otherwise."""
+"""Tokens of a batch, padding included, by default."""
 
 CHECKED_ROWS = 256
 """Rows of transitions whose sums are checked."""
@@ -124,13 +124,12 @@ def evaluate(
     `tokens` is anything one-dimensional with a length and slices: a tensor, an array, a corpus on
     disk. `mode` says where the model starts cold: after every `eos_id` ("sentence"), only at the
     beginning ("streaming") or every n tokens ("window n"). A batch holds at most `batch_tokens`
-    tokens with their padding; what is longer is read in segments with the model's carry.
-    `progress` is called with the number of tokens done since its last call.
+    tokens with their padding; a longer row is read in segments, with the model's carry.
+    `progress` is called with the number of tokens done since its last call. Memory: a batch.
     """
     kind, window = parse_mode(mode)
     count = _check_text(model, tokens, kind, eos_id)
-    if batch_tokens < 1:
-        raise InputError(f"batch_tokens is {batch_tokens:,} but must be at least 1.")
+    check_count("batch_tokens", batch_tokens)
     error = _check_model(model)
     ends = _row_ends(tokens, kind, window, eos_id)
     nats = 0.0

@@ -58,11 +58,12 @@ def fit(
     """Trains a model on lines of text, or on the training text of a corpus.
 
     `data`, `model` and `train` are the tables of a run's file (docs/training.md); sizes that are
-    not given suit the text. With `valid` lines (a corpus has its own) the weights are those of the
-    best check. Without a tokenizer every word that occurs twice is one, once in a short text.
-    `device` may be "auto": a GPU if there is one. `follow` is called after every step. What is
-    trained is not kept on disk: `Model.save` does. `Stopped` has what a training had that cannot
-    go on.
+    not given are chosen for the text. With `valid` lines (a corpus has its own) the weights are
+    those of the best check. Without a tokenizer, words that occur twice are in the vocabulary; in
+    a short text, all words.
+    `device` may be "auto": a GPU if there is one. `follow` is called after every step. Nothing is
+    written to disk: `Model.save` does that. A training that cannot go on raises `Stopped`, which
+    has the model so far.
     """
     given = {"data": data, "model": model, "train": train}
     config = make_config({name: table or {} for name, table in given.items()})

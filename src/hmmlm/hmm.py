@@ -9,22 +9,22 @@ from torch import Tensor
 
 from hmmlm.errors import InputError
 from hmmlm.ops.kernels import why_not
+from hmmlm.ops.links import finite
 from hmmlm.products import full_products
 from hmmlm.support import Support
 from hmmlm.transitions import GROUP, Dense, Factored, Transitions
 
 TOLERANCE = 1e-3
-"""How far the probabilities of a table's row may be from summing to one before it is refused."""
+"""How far from one the probabilities of a row may sum before the table is refused."""
 
 CHECKED = 1 << 30
-"""Cells of a transition table that are all looked at: those of 32,768 states."""
+"""A transition table of up to this many cells (32,768 states) is checked whole."""
 
 SAMPLED = 1 << 28
-"""Cells that are looked at where there are more: 256 rows of a million states."""
-
+"""Of a larger table this many cells are checked: 256 rows of a million states."""
 
 SQUARED = 512
-"""Up to so many states the long run is found by squaring the table."""
+"""Up to this many states `long_run` squares the transition table; above, it takes steps."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class HMM:
 
     `log_emit[w, k]` is log p(w | z) for the k-th state z of word w in `support`, -inf in padding.
     An HMM on a subset of a larger model's states says which: `state_ids` are the global ids of its
-    states and `source_ids` those of its transition rows, the states first and then the states
-    that only carry belief in. None means that global and local ids are the same.
+    states, and `source_ids` those of its transition rows: the states first, then states that only
+    carry belief in. None means that global and local ids are the same.
 
-    `log_soft[n, z]` says how well state z fits soft evidence n (`inference.soften`), for which the
-    token V + n stands: a word apart from the others, for any state may emit it.
+    `log_soft[n, z]` is how well state z fits piece n of soft evidence (`inference.soften`). Token
+    V + n stands for it; it is kept apart from the words because any state may emit it.
 
     The constructor checks nothing, so that a training step does not pay for it; `from_tables` and
-    `validate` do.
+    `validate` check everything.
     """
 
     log_init: Float[Tensor, " Z"]
@@ -64,13 +64,13 @@ class HMM:
 
     @property
     def num_soft(self) -> int:
-        """How many pieces of soft evidence are kept apart from the words."""
+        """How many pieces of soft evidence there are beside the words."""
         return 0 if self.log_soft is None else self.log_soft.shape[0]
 
     @cached_property
     def with_soft_words(self) -> "HMM":
-        """On a dense support: soft evidence as further words, which is how chains read it."""
-        assert self.log_soft is not None  # itself, kept in itself, would never be freed
+        """The same with its soft evidence as words of ids V and up; for a dense support."""
+        assert self.log_soft is not None  # else it would hold itself, and never be freed
         support = self.support
         rows = support.row_of_word.new_zeros(self.vocab_size + self.num_soft)
         return replace(
@@ -95,6 +95,7 @@ class HMM:
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> "HMM":
+        """The same on a device, in a dtype; what is None stays as it is."""
         device = self.device if device is None else device
         state_ids, source_ids = (
             None if ids is None else ids.to(device) for ids in (self.state_ids, self.source_ids)
@@ -169,8 +170,8 @@ class HMM:
     def validate(self, *, rows: bool = True) -> "HMM":
         """This HMM, after checking shapes, NaN, and that every distribution sums to one.
 
-        Of more than `CHECKED` cells of transitions `SAMPLED` are looked at, whole rows. Without
-        `rows`, none of factored transitions, which takes O(Z^2 H).
+        Of a transition table of more than `CHECKED` cells some rows all over it are checked. The
+        rows of factored transitions take O(Z^2 H) and are left out without `rows`.
         """
         self.support.validate()
         kinds = {field.dtype for field in self.fields()}
@@ -193,7 +194,6 @@ class HMM:
             )
         _check_rows("log_init", self.log_init[None])
         sources, step = self.transitions.num_sources, max(1, GROUP // states)
-        # Of a table that takes minutes to make, some rows all over it.
         spans = 1 if sources * states <= CHECKED else -(-sources * states // SAMPLED)
         left_out = isinstance(self.transitions, Factored) and not rows
         if left_out and not all(field.isfinite().all() for field in self.transitions.fields()):
@@ -239,8 +239,8 @@ class HMM:
     def long_run(self, *, rounds: int = 200) -> Float[Tensor, " Z"]:
         """p(z_t) far from the start: the stationary distribution, reached from p(z1).
 
-        Up to 512 states exactly, in O(Z^3) time. Beyond that after `rounds` half-steps at most, in
-        O(rounds Z^2), where a chain that hardly leaves some of its states may not have settled.
+        Exact up to 512 states, in O(Z^3) time. Above, at most `rounds` half-steps are taken, in
+        O(rounds Z^2): a chain that rarely leaves some of its states may not have settled by then.
         """
         if self.num_states <= SQUARED:
             return self._settled()
@@ -278,12 +278,11 @@ class HMM:
     ) -> "HMM":
         """The HMM on a subset of the states, each distribution renormalised over what is left.
 
-        `carried` are further states from which belief may come in; they get a transition row but
-        can no longer be entered. `kept` is the support on the subset, for who knows it already;
-        what they say is then not checked, and a row stands for each of `carried`, in that order,
-        also for those of the subset. Where nothing is left of a distribution it is -inf
-        throughout. Ids are those of this HMM (local). O(S Z) for dense transitions, O(S^2 H) for
-        factored ones.
+        `states` and `carried` are ids of this HMM (local). `carried` are further states from which
+        belief may come in: they get a transition row but can no longer be entered. A distribution
+        of which nothing is left is -inf throughout. A caller that has the support on the subset
+        gives it as `kept`; then ids are not checked, and `carried` gets one row per id, in that
+        order, even for ids of the subset. O(S Z) time for dense transitions, O(S^2 H) for factored.
         """
         states = states.to(self.device)
         if kept is None:
@@ -330,9 +329,9 @@ class HMM:
 
 
 def emission_table(logits: Float[Tensor, "V K"], support: Support) -> Float[Tensor, "V K"]:
-    """log p(x | z) by word, from logits; normalised over each state's words, -inf in padding.
+    """log p(x | z) by word, from logits: normalised over each state's words, -inf in padding.
 
-    A state's largest logit is subtracted first: what is left is small and has its digits.
+    A state's largest logit is subtracted first, so that no digits are lost. O(V K).
     """
     if support.is_dense:
         logits = logits - logits.detach().amax(0)
@@ -362,20 +361,19 @@ def emission_rows(hmm: HMM) -> Float[Tensor, "Z V"]:
 def log_sums_by_state(
     values: Float[Tensor, "V K"], ids: Int[Tensor, "V K"], num_states: int
 ) -> tuple[Float[Tensor, " Z"], Float[Tensor, " Z"]]:
-    """Of each state's cells the largest value, and logsumexp of the values less that."""
+    """The largest value of each state's cells, and the logsumexp of its values less that."""
     index = ids.masked_fill(ids < 0, num_states).flatten()
     values = values.flatten()
     most = values.new_full((num_states + 1,), -torch.inf)
     most = most.scatter_reduce(0, index, values.detach(), "amax")
-    most = torch.where(torch.isfinite(most), most, 0.0)
+    most = finite(most)
     sums = torch.zeros_like(most).index_add(0, index, (values - most[index]).exp())
     return most[:-1], sums[:-1].log()  # the spare cell's log(0) would spoil the gradient
 
 
 def renormalise(log_probs: Float[Tensor, "*rows Z"]) -> Float[Tensor, "*rows Z"]:
-    """Distributions over what is left of them; -inf - -inf would be NaN where that is nothing."""
-    norm = torch.logsumexp(log_probs, -1, keepdim=True)
-    return log_probs - torch.where(torch.isfinite(norm), norm, 0.0)
+    """Distributions over what is left of them; -inf throughout where that is nothing."""
+    return log_probs - finite(torch.logsumexp(log_probs, -1, keepdim=True))
 
 
 def _check_values(name: str, table: Tensor) -> None:

@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 class Scores(NamedTuple):
-    """log p(x_t | what the model read before) of every token (0 past the end), and where it stands.
+    """log p(x_t | what the model read before) of every token, 0 past the end; and the carry.
 
-    `carry` is the model's own: the belief of an HMM, the last words of an n-gram model. Given back
-    with the next segment it makes two segments score as one.
+    `carry` is whatever the model needs to read on: the belief of an HMM, the last words of an
+    n-gram model. Given back with the next segment, it makes two segments score as one.
     """
 
     token_log_probs: Float[Tensor, "B T"]
@@ -33,9 +33,9 @@ class LanguageModel(Protocol):
         reset_id: int | None = None,
         ends: bool = False,
     ) -> Scores:
-        """Log-probability of each token; after `reset_id` the model starts as if at the beginning.
+        """Log-probability of each token; after `reset_id` the model starts cold again.
 
-        Without `carry` every row starts cold. If the text `ends` no carry is wanted.
+        Without `carry` every row starts cold. If the text `ends` here, the carry will not be used.
         """
         ...
 

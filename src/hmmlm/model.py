@@ -1,4 +1,4 @@
-"""A model you can keep: an HMM, its tokenizer and what is known of its making, in one folder."""
+"""A model you can keep: an HMM, its tokenizer and how it was made, in one folder."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from hmmlm.data.labels import GAP
 from hmmlm.data.spelling import Spelling
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.devices import find_device
-from hmmlm.errors import InputError, counted
+from hmmlm.errors import InputError, check_count, counted
 from hmmlm.evaluate import HmmLM
 from hmmlm.filling import FilledLine
 from hmmlm.generate import Constraint, Lookahead, sample_met
@@ -33,7 +33,6 @@ from hmmlm.text_model import (
     TOKENIZER,
     WEIGHTS,
     TextModel,
-    check_number,
     check_prompt,
     groups,
     pad,
@@ -110,7 +109,7 @@ class Model(TextModel):
             "architectures": ["HmmForCausalLM"],
             "eos_token_id": self.tokenizer.eos_id,
         }
-        # What is true of this model stands over what was loaded with another one.
+        # `facts` first for their order, and last because a loaded config may have others.
         config = json.dumps({**facts, **self.config, **facts}, indent=1) + "\n"
         return {
             WEIGHTS: lambda path: write_hmm(path, self.hmm),
@@ -127,9 +126,9 @@ class Model(TextModel):
     ) -> "Model":
         """Reads a folder written by `save` and checks all of it. No pickle is ever loaded.
 
-        `device` may be "auto": a GPU if there is one. Without `check_rows` it is for the caller to
-        see that transitions sum to one (`hmm.validate()`), which takes a while where there are many
-        states.
+        `device` may be "auto": a GPU if there is one. `check_rows=False` leaves it to the caller
+        (`hmm.validate()`) to check that factored transitions sum to one, which takes a while where
+        there are many states.
         """
         folder, place = Path(folder), find_device(device)
         config = read_model_config(folder)
@@ -158,6 +157,7 @@ class Model(TextModel):
 
     @property
     def lm(self) -> HmmLM:
+        """The HMM as `evaluate` and others read language models."""
         return HmmLM(self.hmm)
 
     @property
@@ -175,7 +175,10 @@ class Model(TextModel):
         return None
 
     def posterior(self, line: str) -> StateProbs:
-        """p(z_t | the whole line) at every token of one line, `<eos>` last."""
+        """p(z_t | the whole line) at every token of one line, `<eos>` last: B = 1, T tokens.
+
+        O(T K^2) time.
+        """
         group = [self._ids(line)]
         tokens, _ = pad(group)
         return inference.smooth(
@@ -193,7 +196,10 @@ class Model(TextModel):
     def tag_lines(
         self, lines: str | Iterable[str], *, posterior: bool = False
     ) -> Iterator[TaggedLine]:
-        """As `viterbi`, or with `posterior` as `tag`, one by one. Memory: a group of lines."""
+        """What `viterbi` finds, or with `posterior` what `tag` does, line by line.
+
+        Memory: that of a group of lines.
+        """
         best, names = _best_states if posterior else _best_paths, self.tag_names
         for group in groups(self.encode(lines)):
             tokens, lengths = pad(group)
@@ -221,8 +227,8 @@ class Model(TextModel):
     ) -> list[str]:
         """Lines drawn from the model, each after the prompt, up to `<eos>` or `length` tokens.
 
-        With a constraint, on what comes after the prompt, they are drawn from p(line | it is met
-        and the line ends in time), and all meet it.
+        A constraint is on what follows the prompt. With one, lines are drawn exactly from p(line |
+        the constraint is met and the line ends within `length` tokens).
         """
         generator = self._generator(count, length, seed)
         if constraint is not None:
@@ -282,13 +288,13 @@ class Model(TextModel):
         length: int,
         weights: Mapping[str, float] | None = None,
     ) -> Lookahead:
-        """The probability that a constraint is met, of every state and number of tokens left.
+        """p(the constraint is met | state, tokens left), as a table that can be used again.
 
-        What `probability` and `sample` make of a constraint: given to them in its place, it is not
-        made twice. `weights` are factors of tokens, as the vocabulary spells them; others have 1.
+        `probability` and `sample` take it in place of the constraint, which they would make it of.
+        `weights` are factors of tokens, spelt as in the vocabulary; other tokens have 1. Memory:
+        `length` times the states of the automaton times Z numbers.
         """
-        if length < 1:
-            raise InputError(f"length is {length:,} but must be at least 1.")
+        check_count("length", length)
         if isinstance(constraint, Lookahead):
             ours, theirs = (hmm.fields() for hmm in (self.hmm, constraint.hmm))
             if any(a.data_ptr() != b.data_ptr() for a, b in zip(ours, theirs, strict=False)):
@@ -319,7 +325,7 @@ class Model(TextModel):
 
     @cached_property
     def spelling(self) -> Spelling:
-        """What each token writes."""
+        """The text that each token stands for."""
         return Spelling.of(self.tokenizer)
 
     def _read_prompt(self, prompt: str) -> tuple[list[int], inference.State]:
@@ -338,7 +344,7 @@ class Model(TextModel):
 
     def next(self, prompt: str = "", *, k: int = 10) -> list[tuple[str, float]]:
         """The k most probable tokens after a prompt (all, if there are fewer), and p of each."""
-        check_number("k", k)
+        check_count("k", k)
         _, state = self._read_prompt(prompt)
         log_probs, words = inference.next_log_probs(state)[0].topk(min(k, self.hmm.vocab_size))
         pairs = zip(words.tolist(), log_probs.exp().tolist(), strict=True)
@@ -352,13 +358,13 @@ class Model(TextModel):
         length: tuple[int, int] = (0, 5),
         seed: int | None = None,
     ) -> list[FilledLine]:
-        r"""n lines drawn from p(line | pattern): `?` is one word, `*` has `length` = (a, b) words.
+        r"""n lines drawn from p(line | pattern): `?` is one word, `*` is `length` = (a, b) words.
 
-        Each comes with p(its words in the gaps | the rest). At most one `*`; no gap has `<eos>`,
-        with which the line ends. Where tokens are pieces of words, `?` is one token. A backslash
-        makes a word of a mark: `\?`, `\*`.
+        Each comes with p(the words in its gaps | the rest). There may be one `*`. No gap holds
+        `<eos>`, which ends the line. Where tokens are pieces of words, `?` is one token. `\?` and
+        `\*` are the marks themselves, as words.
         """
-        check_number("n", n)
+        check_count("n", n)
         generator = self._generator(1, 1, seed)
         return filling.fill(self.hmm, self.tokenizer, pattern, n, length, generator)
 
@@ -366,29 +372,37 @@ class Model(TextModel):
         self, pattern: str, k: int = 10, *, length: tuple[int, int] = (0, 5)
     ) -> list[list[tuple[str, float]]]:
         """The k most probable words of each `?` of a pattern, and p of each given the rest."""
-        check_number("k", k)
+        check_count("k", k)
         return filling.gap_words(self.hmm, self.tokenizer, pattern, k, length)
 
     def span(
         self, pattern: str, words: str | Iterable[str], *, length: tuple[int, int] = (0, 5)
     ) -> float:
-        """p(the gaps of a pattern are these words | the rest); a `*` has what each `?` leaves."""
+        """p(the gaps of a pattern are these words | the rest).
+
+        Words go into the gaps in order: one into each `?`, the others into the `*`.
+        """
         return filling.span(self.hmm, self.tokenizer, pattern, words, length)
 
     def top_words(self, state: int, *, k: int = 10) -> list[tuple[str, float]]:
         """The k words that a state emits most often (all, if there are fewer), and p of each."""
-        check_number("k", k)
+        check_count("k", k)
         if not 0 <= state < self.hmm.num_states:
             raise InputError(
                 f"There is no state {state:,}; this model has states 0 to "
                 f"{self.hmm.num_states - 1:,}."
             )
-        cells = self.hmm.support.state_words
-        span = slice(int(cells.offsets[state]), int(cells.offsets[state + 1]))
-        log_probs = self.hmm.log_emit[cells.words[span], cells.slots[span]]
+        if self.hmm.support.is_dense:  # whose inverse map would be as large as the table
+            words = torch.arange(self.hmm.vocab_size, device=self.device)
+            log_probs = self.hmm.log_emit[:, state]
+        else:
+            cells = self.hmm.support.state_words
+            span = slice(int(cells.offsets[state]), int(cells.offsets[state + 1]))
+            words, slots = cells.words[span], cells.slots[span]
+            log_probs = self.hmm.log_emit[words, slots]
         best = log_probs.topk(min(k, len(log_probs)))
-        words = cells.words[span][best.indices].tolist()
-        pairs = zip(words, best.values.exp().tolist(), strict=True)
+        found = words[best.indices].tolist()
+        pairs = zip(found, best.values.exp().tolist(), strict=True)
         return [(self.tokenizer.token(word), prob) for word, prob in pairs]
 
 

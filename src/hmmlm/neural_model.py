@@ -19,7 +19,7 @@ from hmmlm.baselines.network import Network
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.devices import find_device
 from hmmlm.distill.drawing import DrawnText, draw_texts
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, check_count
 from hmmlm.hmm_file import FORMAT, read_tensors
 from hmmlm.model import Model
 from hmmlm.products import full_products
@@ -28,7 +28,6 @@ from hmmlm.text_model import (
     TOKENIZER,
     WEIGHTS,
     TextModel,
-    check_number,
     check_prompt,
     read_model_config,
     read_tokenizer,
@@ -154,7 +153,7 @@ class NeuralModel(TextModel):
     @full_products()
     def next(self, prompt: str = "", *, k: int = 10) -> list[tuple[str, float]]:
         """The k most probable tokens after a prompt (all, if there are fewer), and p of each."""
-        check_number("k", k)
+        check_count("k", k)
         after = _Reader(self.network, 1).read(torch.tensor([self._start(prompt)], dtype=torch.long))
         found = after[0].topk(min(k, self.network.vocab_size))
         pairs = zip(found.indices.tolist(), found.values.exp().tolist(), strict=True)

@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, check_count
 
 MASS_TOLERANCE = 1e-2
-"""How far from one the mass of a belief may be that somebody gives."""
+"""How far from one the probabilities of a belief that a caller gives may sum."""
 
 
 class Belief(NamedTuple):
@@ -25,9 +25,9 @@ class Belief(NamedTuple):
     fresh: Bool[Tensor, " B"]
 
     def checked(self) -> "FoundBelief":
-        """The same with no states named in fresh rows, where they mean nothing.
+        """This belief after a check, with no states named in fresh rows, where they mean nothing.
 
-        The values of one that the library found are not looked at: that would wait for the device.
+        The values of a `FoundBelief` are not looked at: that would wait for the device.
         """
         _check_form(self)
         fresh = self.fresh[:, None]
@@ -43,13 +43,13 @@ class Belief(NamedTuple):
 
 
 class FoundBelief(Belief):
-    """A belief that the library found, or has checked."""
+    """A belief that the library made or has checked."""
 
     __slots__ = ()
 
 
 def _check_form(belief: Belief) -> None:
-    """Refuses parts that do not fit together: sizes of 1 would stand for any."""
+    """Refuses parts whose shapes or types do not fit; a size of 1 would silently broadcast."""
     states, log_probs, fresh = belief
     if (
         states.ndim != 2
@@ -70,7 +70,7 @@ def _check_form(belief: Belief) -> None:
 
 
 def _check_values(states: Int[Tensor, "B W"], log_probs: Float[Tensor, "B W"]) -> None:
-    """Refuses what is no distribution; a row of zeros is one that the model cannot produce."""
+    """Refuses rows that are no distribution, except all zeros: a text the model cannot produce."""
     bad = (states < -1) | ((states == -1) & ~log_probs.isneginf())
     if bad.any():
         row, slot = bad.nonzero()[0].tolist()
@@ -93,14 +93,14 @@ def _check_values(states: Int[Tensor, "B W"], log_probs: Float[Tensor, "B W"]) -
         row = int(bad.nonzero()[0])
         raise InputError(
             f"The probabilities of the belief sum to {float(total[row].exp()):.6g} in row {row:,} "
-            f"but must to 1; normalise log_probs, as log_softmax(1) does."
+            f"but must sum to 1; normalise log_probs, as log_softmax(1) does."
         )
 
 
 class LogProb(NamedTuple):
     """log p(x_t | x_<t) of every token, 0 where missing or past the end; and their float64 sum.
 
-    After a token that cannot come there, the rest is -inf up to the next fresh start.
+    After an impossible token the rest is -inf, up to the next fresh start.
     """
 
     token_log_probs: Float[Tensor, "B T"]
@@ -111,11 +111,12 @@ class LogProb(NamedTuple):
 class StateProbs(NamedTuple):
     """A distribution over states at every step, on the states that may emit the step's token.
 
-    `log_probs[b, t, k]` belongs to state `states[b, t, k]` (global id, -1 for padding). A missing
-    token may come from every state: where that is more than K, its row here is padding and its
-    distribution over all states, `missing_states`, is the next row of `missing_log_probs`, in
-    order of (b, t).
-    Rows that the model cannot produce, and steps past a row's end, are -inf.
+    `log_probs[b, t, k]` belongs to state `states[b, t, k]` (global id, -1 for padding). Rows that
+    the model cannot produce, and steps past a row's end, are -inf.
+
+    A missing token may come from every state. Where that is more than K states, its row here is
+    padding and its distribution, over `missing_states`, is a row of `missing_log_probs`: one for
+    each True of `missing`, in order of (b, t).
     """
 
     log_probs: Float[Tensor, "B T K"]
@@ -207,8 +208,7 @@ class WordProbs(NamedTuple):
 
     def top(self, k: int) -> "TopWords":
         """The k most probable words of each gap (all, if there are fewer), best first."""
-        if k < 1:
-            raise InputError(f"k is {k:,} but must be at least 1.")
+        check_count("k", k)
         return TopWords(*self.log_probs.topk(min(k, self.log_probs.shape[1]), 1))
 
 

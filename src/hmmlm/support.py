@@ -56,7 +56,7 @@ class Support:
 
     @cached_property
     def is_dense(self) -> bool:
-        """Every word may come from every state, in the order of their ids."""
+        """Whether every word may come from every state, in the order of their ids."""
         rows = self.rows
         return rows.shape == (1, self.num_states) and bool(
             (rows[0] == torch.arange(self.num_states, device=rows.device)).all()
@@ -64,13 +64,13 @@ class Support:
 
     @cached_property
     def is_partition(self) -> bool:
-        """No state is in two rows: the rows are blocks."""
+        """Whether the rows are blocks: no state is in two of them."""
         ids = self.rows[self.rows >= 0]
         return ids.unique().numel() == ids.numel()
 
     @property
     def num_blocks(self) -> int:
-        """How many blocks share the states; if rows overlap, how many such rows would."""
+        """How many blocks share the states; if rows overlap, how many of their width would."""
         return len(self.rows) if self.is_partition else max(1, self.num_states // self.width)
 
     def states_of(self, words: Int[Tensor, "..."]) -> Int[Tensor, "... K"]:
@@ -86,9 +86,17 @@ class Support:
 
     @cached_property
     def words_by_row(self) -> tuple[Int[Tensor, " N"], ...]:
-        """The words of each row, none of some."""
+        """The words of each row; a row may have none."""
         sizes = torch.bincount(self.row_of_word, minlength=len(self.rows)).tolist()
         return self.row_of_word.sort(stable=True).indices.split(sizes)
+
+    @cached_property
+    def row_of_state(self) -> Int[Tensor, " Z"]:
+        """The row of each state, of a partition: its block."""
+        rows, slots = (self.rows >= 0).nonzero(as_tuple=True)
+        found = torch.zeros(self.num_states, dtype=torch.long, device=self.rows.device)
+        found[self.rows[rows, slots]] = rows
+        return found
 
     @cached_property
     def word_keys(self) -> Int[Tensor, " V"]:
@@ -98,12 +106,12 @@ class Support:
 
     @cached_property
     def row_keys(self) -> Int[Tensor, " R+1"]:
-        """Where the words of each row begin among the keys of words, and where they end."""
+        """Where the words of each row begin in the order of `word_keys`, and where the last end."""
         return torch.arange(len(self.rows) + 1, device=self.rows.device) * self.vocab_size
 
     @cached_property
     def places(self) -> Int[Tensor, " R*K"]:
-        """The state in each slot of each row; padding stands for one after the last."""
+        """The state in each slot of each row; Z, one past the last state, in padding."""
         return self.rows.flatten() % (self.num_states + 1)
 
     @cached_property
@@ -119,9 +127,9 @@ class Support:
 
     @cached_property
     def cells_by_state(self) -> tuple[Int[Tensor, " V*K"], Int[Tensor, " Z+1"]]:
-        """The cells of the (V, K) map ordered by state, and where those of each begin.
+        """The cells of the (V, K) map ordered by state, and where those of each state begin.
 
-        Cells of padding come first. Nothing waits for the device.
+        Padding comes first. Made without waiting for the device.
         """
         states = self.rows[self.row_of_word].flatten()
         ordered, order = states.sort(stable=True)
@@ -129,11 +137,12 @@ class Support:
         return order, torch.searchsorted(ordered, marks)
 
     def to(self, device: torch.device | str) -> "Support":
+        """The same on a device; itself, if it is there."""
         rows, row_of_word = self.rows.to(device), self.row_of_word.to(device)
         if rows is self.rows and row_of_word is self.row_of_word:
             return self
         moved = Support(rows, row_of_word, self.num_states)
-        if "is_partition" in vars(self):  # which takes a look at all rows
+        if "is_partition" in vars(self):  # finding it out reads all rows
             vars(moved)["is_partition"] = self.is_partition
         return moved
 
@@ -273,8 +282,8 @@ class Support:
     def restrict(self, states: Int[Tensor, " S"], *, width: int | None = None) -> "Support":
         """The support on a subset of states, renumbered in the order given; not validated.
 
-        A word that loses all of its states has a row of -1. With the `width` that rows are to have
-        nothing waits for the device.
+        A word that loses all of its states has a row of -1. Where the `width` of the new rows is
+        given, nothing waits for the device. O(R K log K).
         """
         rows = self._renumbered(states).gather(1, self.moves(states))
         waits = width is None
@@ -282,12 +291,12 @@ class Support:
             width = max(1, int((rows >= 0).sum(1).max()))
         kept = Support(rows[:, :width].contiguous(), self.row_of_word, len(states))
         if self.is_partition or not waits:
-            # Parts of blocks are blocks; other rows are taken to overlap still, without a look.
+            # Parts of blocks are blocks; other rows are assumed to overlap still.
             vars(kept)["is_partition"] = self.is_partition
         return kept
 
     def moves(self, states: Int[Tensor, " S"]) -> Int[Tensor, "R K"]:
-        """The slot that each slot of a row takes over on a subset: what stays moves left."""
+        """For each slot of a row on a subset, the slot it comes from: what stays moves left."""
         gone = (self._renumbered(states) < 0).to(torch.uint8)
         return torch.sort(gone, dim=1, stable=True).indices
 
@@ -299,7 +308,7 @@ class Support:
 
 
 def _whole(value: Any, *, least: int) -> int | None:
-    """The whole number that a value is, of whatever type; None if it is none, or under `least`."""
+    """A value of any integer type as an int; None if it is no whole number or under `least`."""
     try:
         number = index(value)
     except TypeError:

@@ -1,11 +1,10 @@
-"""A language model with its tokenizer in a folder: what all kinds of them share."""
+"""A language model with its tokenizer in a folder: what all kinds share."""
 
 import json
 import os
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hmmlm.data.shards import TokenArray
+from hmmlm.data.token_array import TokenArray
 from hmmlm.data.tokenizer import Tokenizer
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, check_count
 from hmmlm.evaluate import Evaluation, evaluate
 from hmmlm.hmm_file import FORMAT
 from hmmlm.hugging_face import MODEL_TYPE
@@ -29,7 +28,7 @@ WEIGHTS, CONFIG, TOKENIZER, METRICS = (
     "metrics.jsonl",
 )
 GROUP_TOKENS = 1 << 14
-"""Tokens, padding included, of a batch of lines."""
+"""Tokens of a batch of lines, padding included."""
 
 
 class ScoredLine(NamedTuple):
@@ -51,7 +50,7 @@ class TextModel(ABC):
     @property
     @abstractmethod
     def lm(self) -> LanguageModel:
-        """What gives token ids their probabilities."""
+        """The model of token ids, without the text."""
 
     @property
     @abstractmethod
@@ -83,13 +82,13 @@ class TextModel(ABC):
                 file.writelines(json_line(line) for line in metrics)
 
     def write_into(self, folder: Path) -> None:
-        """Writes weights, tokenizer and config into a folder that is there, each file whole."""
+        """Writes weights, tokenizer and config into an existing folder, each file whole or not."""
         for name, write in self._parts().items():
             with new_file(folder / name) as temporary:
                 write(temporary)
 
     def encode(self, lines: str | Iterable[str]) -> Iterator[np.ndarray]:
-        """The ids of each line, `<eos>` last. A text is cut at its newlines, as a file would be."""
+        """The ids of each line, `<eos>` last. A string is cut at its newlines, as a file is."""
         if isinstance(lines, str):
             cut = lines.removesuffix("\n").split("\n") if lines else []
             lines = [line.removesuffix("\r") for line in cut]
@@ -108,7 +107,7 @@ class TextModel(ABC):
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """The ids of each line and their log-probabilities, in order. Memory: a group of lines.
 
-        After an `<eos>` within a line the model starts cold, unless the line `goes_on` there.
+        After an `<eos>` within a line the model starts cold, unless the line `goes_on`.
         """
         model = self.lm
         for group in groups(lines):
@@ -147,8 +146,8 @@ class TextModel(ABC):
                 f"count is {count!r} but must be a number; a text to go on after is given as "
                 f"prompt={count!r}."
             )
-        check_number("count", count)
-        check_number("length", length)
+        check_count("count", count)
+        check_count("length", length)
         generator = torch.Generator(self.device)
         if seed is None:
             generator.seed()
@@ -157,16 +156,6 @@ class TextModel(ABC):
         else:
             raise InputError(f"seed is {seed:,} but must lie between 0 and 2^63 - 1.")
         return generator
-
-
-def check_number(name: str, value: int) -> None:
-    """Refuses what is not a whole number of at least 1."""
-    try:
-        number = index(value)
-    except TypeError:
-        raise InputError(f"{name} is {value!r} but must be a whole number.") from None
-    if number < 1:
-        raise InputError(f"{name} is {number:,} but must be at least 1.")
 
 
 def check_prompt(prompt: str) -> str:
@@ -180,7 +169,7 @@ def check_prompt(prompt: str) -> str:
 
 
 def groups(lines: Iterable[np.ndarray], most: int = GROUP_TOKENS) -> Iterator[list[np.ndarray]]:
-    """Neighbouring lines whose rectangle is at most so many tokens; a longer one stands alone."""
+    """Consecutive lines that make at most `most` tokens, padded; a longer line stands alone."""
     group: list[np.ndarray] = []
     longest = 0
     for ids in lines:
@@ -194,7 +183,7 @@ def groups(lines: Iterable[np.ndarray], most: int = GROUP_TOKENS) -> Iterator[li
 
 
 def pad(group: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
-    """Lines as one rectangle, and the length of each."""
+    """Lines as rows of one tensor (B, T), padded with 0, and the length of each (B,)."""
     lengths = [len(ids) for ids in group]
     tokens = np.zeros((len(group), max(lengths)), np.int64)
     for row, ids in zip(tokens, group, strict=True):

@@ -1,7 +1,7 @@
-"""Transition tables: two plain values that answer for tiles of log p(to | from).
+"""Transition tables, dense or factored: two plain values that give tiles of log p(to | from).
 
-`operand`, of either, is what factors were rounded to: products with the table may be made in it,
-and rows still sum to one.
+`operand` is the type that factors were rounded to. Products with the table may be made in it, and
+rows still sum to one.
 """
 
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ GROUP = 1 << 24
 """Cells of a factored table that are made at a time."""
 
 FAR = 1e30
-"""How far below all others products of factors are that stand for a probability of zero."""
+"""Between two parts of a mixture products of factors are -FAR, which stands for log 0."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class Factored:
     """log p(z' | z) = left[z] . right[z'] - log_norm[z]; the Z x Z table is never stored.
 
     `left` is (S, H), `right` is (Z, H) and `log_norm` is (S,), the row's logsumexp over all z'.
-    The last `marks` of the H columns say which part of a mixture a state is of: between two parts
-    they make products of -`FAR`, for which every answer has -inf.
+    The last `marks` of the H columns say which part of a mixture a state belongs to: between two
+    parts they make products of -`FAR`, which every method turns into -inf.
     """
 
     left: Float[Tensor, "S H"]
@@ -91,7 +91,7 @@ class Factored:
     def stored(
         left: Float[Tensor, "S H"], right: Float[Tensor, "Z H"], log_norm: Float[Tensor, " S"]
     ) -> "Factored":
-        """The table with these factors, of which those of a mixture have marks. O(S H)."""
+        """The table with these factors, as read from a file: their marks are counted. O(S H)."""
         return Factored(left, right, log_norm, marks=count_marks(left))
 
     @property
@@ -104,7 +104,7 @@ class Factored:
 
     @property
     def width(self) -> int:
-        """Columns that are no marks."""
+        """How many columns are not marks."""
         return self.left.shape[1] - self.marks
 
     def with_zeros(self, log_probs: Float[Tensor, "*cells"]) -> Float[Tensor, "*cells"]:

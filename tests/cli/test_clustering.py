@@ -95,7 +95,7 @@ FEW = ["--epochs=1", "--batch-size=4", "--length=64"]
 def test_train_with_blocks(call, place):
     answer = call("train", "corpus", "--blocks=6", "--states=12", "--out=blocked", *FEW)
     assert answer.status == 0, answer.err
-    assert "6 blocks (exchange, made now): 1 to 5" in answer.out
+    assert "6 blocks (exchange, made now): 1 to 5 words each, median" in answer.out
     assert "<eos> has block 5 to itself" in answer.out
     assert "1 token that never occurs is in block" in answer.out  # <unk>
     support = Model.load("blocked").hmm.support

@@ -58,7 +58,8 @@ def test_corpus_comes_back_as_written(tmp_path):
 
 @pytest.mark.parametrize("shard_tokens", [1, 3, 7, 13, 14, 15])
 def test_several_shards_are_the_same_text_as_one(shard_tokens, tmp_path, monkeypatch):
-    monkeypatch.setattr("hmmlm.data.shards._CHUNK", 4)
+    for module in ("shards", "token_array"):
+        monkeypatch.setattr(f"hmmlm.data.{module}._CHUNK", 4)
     write(tmp_path / "c", shard_tokens=shard_tokens)
     tokens = Corpus.open(tmp_path / "c").split("train")
     assert len(list((tmp_path / "c").glob("train-*.bin"))) == -(-14 // shard_tokens)
@@ -135,7 +136,7 @@ def test_a_disk_that_fails_is_a_sentence(tmp_path, monkeypatch):
 
     write(tmp_path / "c")
     tokens = Corpus.open(tmp_path / "c").split("train")
-    monkeypatch.setattr("hmmlm.data.shards.os.pread", fail)
+    monkeypatch.setattr("hmmlm.data.token_array.os.pread", fail)
     with pytest.raises(InputError, match=r"train-00000\.bin cannot be read: Input/output error\."):
         tokens[:1]
 
@@ -347,3 +348,13 @@ def test_vocabulary_of_corpus_and_model_must_match(tmp_path):
         InputError, match=r"^the corpus has another vocabulary \(hash \w{12}\) than"
     ):
         check_vocabulary(TOKENIZER.hash, other)
+
+
+def test_sentences_in_another_order_are_a_text_like_any_other():
+    text = TokenArray.from_ids([1, 0, 2, 3, 0, 4], eos_id=0)
+    other = text.reordered(text.sentence_offsets(), np.array([2, 0, 1]))
+    assert other[:].tolist() == [4, 1, 0, 2, 3, 0] and [other[0], other[-2]] == [4, 3]
+    assert other[1:5].tolist() == [1, 0, 2, 3] and other[5:2].tolist() == []
+    assert other.head(3)[:].tolist() == [4, 1, 0] and len(other) == 6
+    with pytest.raises(InputError, match="A slice of tokens has step 1, not 2"):
+        other[::2]

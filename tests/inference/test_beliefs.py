@@ -15,10 +15,10 @@ from models import make_hmm
 HALF = math.log(0.5)
 FORM = r"needs states \(B, W\) of integers, log_probs \(B, W\) of floats and fresh \(B,\) of bool"
 BAD = {
-    "nan": ([[0, 1]], [[HALF, math.nan]], [False], "belief sum to nan in row 0 but must to 1; nor"),
-    "inf": ([[0, 1]], [[HALF, math.inf]], [False], "belief sum to inf in row 0 but must to 1"),
+    "nan": ([[0, 1]], [[HALF, math.nan]], [False], "belief sum to nan in row 0 but must sum to 1"),
+    "inf": ([[0, 1]], [[HALF, math.inf]], [False], "belief sum to inf in row 0 but must sum to 1"),
     "mass": ([[0, 1]], [[0.0, 0.0]], [False], r"sum to 2 in row 0 .*; normalise log_probs, as log"),
-    "little": ([[0, 1]], [[-2000.0, -2000.0]], [False], "belief sum to 0 in row 0 but must to 1"),
+    "little": ([[0, 1]], [[-2000.0, -2000.0]], [False], "sum to 0 in row 0 but must sum to 1"),
     "twice": ([[1, 1]], [[HALF, HALF]], [False], "names state 1 twice in row 0; name it once, wi"),
     "negative": ([[0, -2]], [[HALF, HALF]], [False], "names state -2 in row 0, with the log-p"),
     "padding": ([[0, -1]], [[HALF, HALF]], [False], r"state -1 in row 0, .* -0\.693147, but"),

@@ -1,14 +1,11 @@
 """AWD-LSTM (Merity, Keskar & Socher 2017): an LSTM with every known way not to over-fit."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
 from hmmlm.baselines.lstm import LstmLM, Regularising
-from hmmlm.params.checks import check_least, check_rates
+from hmmlm.baselines.network import Making
+from hmmlm.errors import check_least, check_rates
 
 _DATA = {
     "layout": "streams",
@@ -71,21 +68,13 @@ class Settings:
             "weight_drop",
         )
 
-    def build(
-        self,
-        vocab_size: int,
-        *,
-        start_id: int,
-        word_probs: Float[Tensor, " V"] | None = None,
-        generator: torch.Generator,
-        dtype: torch.dtype = torch.float32,
-    ) -> LstmLM:
-        # word_probs are not used: with frequencies in the bias plain descent finds nothing else to
-        # learn for many epochs.
+    def build(self, vocab_size: int, **how: Any) -> LstmLM:
+        """A network with random weights; `how` is the rest of `network.Making`."""
+        # With frequencies in the bias plain descent finds nothing else to learn for many epochs.
+        making = replace(Making(vocab_size, **how), word_probs=None)
         last = self.embedding if self.tied else self.width
         return LstmLM(
-            vocab_size,
-            start_id,
+            making,
             widths=[self.embedding, *[self.width] * (self.layers - 1), last],
             regularising=Regularising(
                 words=self.dropout_words,
@@ -99,6 +88,4 @@ class Settings:
             ),
             tied=self.tied,
             bias=self.bias,
-            generator=generator,
-            dtype=dtype,
         )

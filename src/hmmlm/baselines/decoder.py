@@ -5,21 +5,21 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from hmmlm.baselines.network import (
     Carry,
+    Making,
     Network,
     Piece,
     all_log_probs,
     drop,
     last_words,
-    uniform,
-    word_bias,
     word_log_probs,
 )
-from hmmlm.params.checks import check_heads, check_least, check_rates
+from hmmlm.errors import check_least, check_rates
+from hmmlm.params.checks import check_heads
 from hmmlm.params.transformer import Decoder
 
 RECIPES: dict[str, dict[str, dict[str, Any]]] = {
@@ -50,23 +50,9 @@ class Settings:
         check_heads(self.width, self.heads)
         check_rates(self, "dropout")
 
-    def build(
-        self,
-        vocab_size: int,
-        *,
-        start_id: int,
-        word_probs: Float[Tensor, " V"] | None = None,
-        generator: torch.Generator,
-        dtype: torch.dtype = torch.float32,
-    ) -> "DecoderLM":
-        return DecoderLM(
-            vocab_size,
-            start_id,
-            settings=self,
-            word_probs=word_probs,
-            generator=generator,
-            dtype=dtype,
-        )
+    def build(self, vocab_size: int, **how: Any) -> "DecoderLM":
+        """A network with random weights; `how` is the rest of `network.Making`."""
+        return DecoderLM(self, Making(vocab_size, **how))
 
 
 class DecoderLM(Network):
@@ -80,24 +66,20 @@ class DecoderLM(Network):
 
     slopes: Tensor
 
-    def __init__(
-        self,
-        vocab_size: int,
-        start_id: int,
-        *,
-        settings: Settings,
-        word_probs: Float[Tensor, " V"] | None = None,
-        generator: torch.Generator,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        super().__init__(vocab_size, start_id)
-        how: dict[str, Any] = {"generator": generator, "dtype": dtype}
+    def __init__(self, settings: Settings, making: Making) -> None:
+        super().__init__(making)
         self.rate, self.context, self.heads = settings.dropout, settings.context, settings.heads
-        self.words = nn.Parameter(uniform(vocab_size, settings.width, bound=0.1, **how))
-        self.body = Decoder(settings.width, settings.depth, settings.heads, **how)
+        self.words = making.uniform(self.vocab_size, settings.width, bound=0.1)
+        self.body = Decoder(
+            settings.width,
+            settings.depth,
+            settings.heads,
+            generator=making.generator,
+            dtype=making.dtype,
+        )
         self.output = None
-        self.bias = word_bias(vocab_size, word_probs, dtype) if settings.bias else None
-        slopes = torch.exp2(-8 * torch.arange(1, self.heads + 1, dtype=dtype) / self.heads)
+        self.bias = making.word_bias() if settings.bias else None
+        slopes = torch.exp2(-8 * torch.arange(1, self.heads + 1, dtype=making.dtype) / self.heads)
         self.register_buffer("slopes", slopes, persistent=False)
 
     def cold(self, rows: int) -> Carry:

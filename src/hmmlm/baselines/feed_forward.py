@@ -8,20 +8,19 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from hmmlm.baselines.network import (
     Carry,
+    Making,
     Network,
     Piece,
     all_log_probs,
     drop,
-    uniform,
-    word_bias,
     word_log_probs,
 )
-from hmmlm.params.checks import check_least, check_rates
+from hmmlm.errors import check_least, check_rates
 
 RECIPES: dict[str, dict[str, dict[str, Any]]] = {
     "adamw": {
@@ -49,54 +48,26 @@ class Settings:
         check_least(self, width=1, order=2)
         check_rates(self, "dropout")
 
-    def build(
-        self,
-        vocab_size: int,
-        *,
-        start_id: int,
-        word_probs: Float[Tensor, " V"] | None = None,
-        generator: torch.Generator,
-        dtype: torch.dtype = torch.float32,
-    ) -> "FeedForward":
-        return FeedForward(
-            vocab_size,
-            start_id,
-            settings=self,
-            word_probs=word_probs,
-            generator=generator,
-            dtype=dtype,
-        )
+    def build(self, vocab_size: int, **how: Any) -> "FeedForward":
+        """A network with random weights; `how` is the rest of `network.Making`."""
+        return FeedForward(self, Making(vocab_size, **how))
 
 
 class FeedForward(Network):
     """p(x_t | x_<t) = softmax(W relu(B relu(A [e(x_t-n+1); ...; e(x_t-1)]))). O(V H) a token."""
 
-    def __init__(
-        self,
-        vocab_size: int,
-        start_id: int,
-        *,
-        settings: Settings,
-        word_probs: Float[Tensor, " V"] | None = None,
-        generator: torch.Generator,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        super().__init__(vocab_size, start_id)
+    def __init__(self, settings: Settings, making: Making) -> None:
+        super().__init__(making)
         width, past = settings.width, settings.order - 1
         self.past, self.rate = past, settings.dropout
-
-        def weight(*shape: int, bound: float) -> nn.Parameter:
-            return nn.Parameter(uniform(*shape, bound=bound, generator=generator, dtype=dtype))
-
-        self.words = weight(vocab_size, width, bound=0.1)
+        words, weight = self.vocab_size, making.uniform
+        self.words = weight(words, width, bound=0.1)
         wide, narrow = (past * width) ** -0.5, width**-0.5
-        self.first, self.second = (
-            weight(width, past * width, bound=wide),
-            weight(width, width, bound=narrow),
-        )
+        self.first = weight(width, past * width, bound=wide)
+        self.second = weight(width, width, bound=narrow)
         self.first_bias, self.second_bias = weight(width, bound=wide), weight(width, bound=narrow)
-        self.output = None if settings.tied else weight(vocab_size, width, bound=0.1)
-        self.bias = word_bias(vocab_size, word_probs, dtype) if settings.bias else None
+        self.output = None if settings.tied else weight(words, width, bound=0.1)
+        self.bias = making.word_bias() if settings.bias else None
 
     def cold(self, rows: int) -> Carry:
         return {"words": torch.full((rows, self.past), self.start_id, device=self.device)}

@@ -12,9 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hmmlm.baselines.network import Carry, Network, Piece, drop, last_words, uniform, word_bias
+from hmmlm.baselines.network import Carry, Making, Network, Piece, drop, last_words
 from hmmlm.baselines.recurrent import LstmLayer
-from hmmlm.params.checks import check_least, check_rates
+from hmmlm.errors import check_least, check_rates
 
 RECIPES: dict[str, dict[str, dict[str, Any]]] = {
     "adamw": {
@@ -44,23 +44,9 @@ class Settings:
         check_least(self, states=1, embedding=1, width=1, scale=0)
         check_rates(self, "dropout")
 
-    def build(
-        self,
-        vocab_size: int,
-        *,
-        start_id: int,
-        word_probs: Float[Tensor, " V"] | None = None,
-        generator: torch.Generator,
-        dtype: torch.dtype = torch.float32,
-    ) -> "HmmRnn":
-        return HmmRnn(
-            vocab_size,
-            start_id,
-            settings=self,
-            word_probs=word_probs,
-            generator=generator,
-            dtype=dtype,
-        )
+    def build(self, vocab_size: int, **how: Any) -> "HmmRnn":
+        """A network with random weights; `how` is the rest of `network.Making`."""
+        return HmmRnn(self, Making(vocab_size, **how))
 
 
 class HmmRnn(Network):
@@ -74,34 +60,22 @@ class HmmRnn(Network):
     both logits multiply, so that sums over states are products with one matrix.
     """
 
-    def __init__(
-        self,
-        vocab_size: int,
-        start_id: int,
-        *,
-        settings: Settings,
-        word_probs: Float[Tensor, " V"] | None = None,
-        generator: torch.Generator,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        super().__init__(vocab_size, start_id)
+    def __init__(self, settings: Settings, making: Making) -> None:
+        super().__init__(making)
         states, width, self.rate = settings.states, settings.width, settings.dropout
         self.num_states = states
 
         def noise(*shape: int, scale: float) -> nn.Parameter:
-            drawn = torch.randn(*shape, generator=generator, dtype=dtype)
+            drawn = torch.randn(*shape, generator=making.generator, dtype=making.dtype)
             return nn.Parameter(scale * drawn)
 
-        self.words = noise(vocab_size, settings.embedding, scale=0.1)
+        self.words = noise(self.vocab_size, settings.embedding, scale=0.1)
         self.emit = noise(states, settings.embedding, scale=1.0)
-        self.bias = word_bias(vocab_size, word_probs, dtype)
+        self.bias = making.word_bias()
         self.trans = noise(states + 1, states, scale=settings.scale)
-        self.layer = LstmLayer(settings.embedding, width, generator=generator, dtype=dtype)
-        bound = width**-0.5
-        self.push = nn.Parameter(
-            uniform(states, width, bound=bound, generator=generator, dtype=dtype)
-        )
-        self.push_bias = nn.Parameter(torch.zeros(states, dtype=dtype))
+        self.layer = LstmLayer(settings.embedding, width, making)
+        self.push = making.uniform(states, width, bound=width**-0.5)
+        self.push_bias = nn.Parameter(torch.zeros(states, dtype=making.dtype))
 
     def cold(self, rows: int) -> Carry:
         numbers: dict[str, Any] = {"dtype": self.dtype, "device": self.device}

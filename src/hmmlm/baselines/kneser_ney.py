@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hmmlm.baselines.ngram import check_tokens, training_ids, until
-from hmmlm.errors import InputError
+from hmmlm.errors import check_count
 from hmmlm.lm import Scores
 
 FALLBACK = (0.5, 1.0, 1.5)
@@ -53,8 +53,7 @@ class KneserNey:
     def __init__(
         self, tokens: Any, vocab_size: int, *, order: int = 5, eos_id: int | None = None
     ) -> None:
-        if order < 1:
-            raise InputError(f"order is {order} but must be at least 1.")
+        check_count("order", order)
         words = training_ids(tokens, vocab_size)
         self.vocab_size, self.order = vocab_size, order
         self.start = vocab_size if eos_id is None else eos_id

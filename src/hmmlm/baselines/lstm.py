@@ -11,17 +11,16 @@ from torch.nn import functional as F
 
 from hmmlm.baselines.network import (
     Carry,
+    Making,
     Network,
     Piece,
     all_log_probs,
     drop,
     last_words,
-    uniform,
-    word_bias,
     word_log_probs,
 )
 from hmmlm.baselines.recurrent import LstmLayer
-from hmmlm.params.checks import check_least, check_rates
+from hmmlm.errors import check_least, check_rates
 
 RECIPES: dict[str, dict[str, dict[str, Any]]] = {
     "adamw": {
@@ -48,27 +47,15 @@ class Settings:
         check_least(self, width=1, layers=1)
         check_rates(self, "dropout")
 
-    def build(
-        self,
-        vocab_size: int,
-        *,
-        start_id: int,
-        word_probs: Float[Tensor, " V"] | None = None,
-        generator: torch.Generator,
-        dtype: torch.dtype = torch.float32,
-    ) -> "LstmLM":
+    def build(self, vocab_size: int, **how: Any) -> "LstmLM":
+        """A network with random weights; `how` is the rest of `network.Making`."""
+        rate = self.dropout
         return LstmLM(
-            vocab_size,
-            start_id,
+            Making(vocab_size, **how),
             widths=[self.width] * (self.layers + 1),
-            regularising=Regularising(
-                input=self.dropout, between=self.dropout, output=self.dropout
-            ),
+            regularising=Regularising(input=rate, between=rate, output=rate),
             tied=self.tied,
-            word_probs=word_probs,
             bias=self.bias,
-            generator=generator,
-            dtype=dtype,
         )
 
 
@@ -101,27 +88,22 @@ class LstmLM(Network):
 
     def __init__(
         self,
-        vocab_size: int,
-        start_id: int,
+        making: Making,
         *,
         widths: list[int],
         regularising: Regularising,
         tied: bool,
         bias: bool,
-        word_probs: Float[Tensor, " V"] | None = None,
-        generator: torch.Generator,
-        dtype: torch.dtype = torch.float32,
     ) -> None:
-        super().__init__(vocab_size, start_id)
-        how: dict[str, Any] = {"generator": generator, "dtype": dtype}
+        super().__init__(making)
         self.regularising = regularising
-        self.words = nn.Parameter(uniform(vocab_size, widths[0], bound=0.1, **how))
+        self.words = making.uniform(self.vocab_size, widths[0], bound=0.1)
         self.widths = widths[1:]
-        self.layers = nn.ModuleList(LstmLayer(*sizes, **how) for sizes in pairwise(widths))
+        self.layers = nn.ModuleList(LstmLayer(*sizes, making) for sizes in pairwise(widths))
         self.output = None
         if not tied:
-            self.output = nn.Parameter(uniform(vocab_size, widths[-1], bound=0.1, **how))
-        self.bias = word_bias(vocab_size, word_probs, dtype) if bias else None
+            self.output = making.uniform(self.vocab_size, widths[-1], bound=0.1)
+        self.bias = making.word_bias() if bias else None
 
     def cold(self, rows: int) -> Carry:
         carry = {"word": torch.full((rows,), self.start_id, device=self.device)}

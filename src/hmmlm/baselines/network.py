@@ -1,6 +1,7 @@
 """What the neural models share: reading with resets, scores, dropout, probabilities of words."""
 
 from abc import ABC, abstractmethod
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,32 @@ CHECKED_WORDS = 5
 Carry = dict[str, Tensor]
 
 
+@dataclass(frozen=True)
+class Making:
+    """What a network is made for, and what its first weights are drawn from.
+
+    `start_id` is the word that ends sentences; `word_probs` are the frequencies of words, if known.
+    """
+
+    vocab_size: int
+    _: KW_ONLY
+    start_id: int
+    word_probs: Float[Tensor, " V"] | None = None
+    generator: torch.Generator
+    dtype: torch.dtype = torch.float32
+
+    def uniform(self, *shape: int, bound: float) -> nn.Parameter:
+        """Numbers between -bound and bound."""
+        drawn = torch.rand(shape, generator=self.generator, dtype=self.dtype)
+        return nn.Parameter((drawn * 2 - 1) * bound)
+
+    def word_bias(self) -> nn.Parameter:
+        """A number for each word: its log frequency if that is known, or else 0."""
+        probs = self.word_probs
+        start = torch.zeros(self.vocab_size) if probs is None else probs.log()
+        return nn.Parameter(start.to(self.dtype, copy=True))
+
+
 class Piece(NamedTuple):
     """What a network makes of rows without resets."""
 
@@ -37,9 +64,9 @@ class Network(nn.Module, ABC):
     of it depends on whether it is in training mode: there is dropout where a generator is given.
     """
 
-    def __init__(self, vocab_size: int, start_id: int) -> None:
+    def __init__(self, making: Making) -> None:
         super().__init__()
-        self.vocab_size, self.start_id = vocab_size, start_id
+        self.vocab_size, self.start_id = making.vocab_size, making.start_id
 
     @abstractmethod
     def cold(self, rows: int) -> Carry:
@@ -237,19 +264,6 @@ def all_log_probs(
 
 def _logits(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.linear(features, weight, bias).to(weight.dtype)  # whatever autocast makes of it
-
-
-def word_bias(
-    vocab_size: int, word_probs: Float[Tensor, " V"] | None, dtype: torch.dtype
-) -> nn.Parameter:
-    """A number for each word, its log frequency if that is known."""
-    start = torch.zeros(vocab_size) if word_probs is None else word_probs.log()
-    return nn.Parameter(start.to(dtype, copy=True))
-
-
-def uniform(*shape: int, bound: float, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """Numbers between -bound and bound."""
-    return (torch.rand(shape, generator=generator, dtype=dtype) * 2 - 1) * bound
 
 
 def last_words(tokens: Int[Tensor, "B T"], lengths: Int[Tensor, " B"] | None) -> Int[Tensor, " B"]:

@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from hmmlm.baselines.network import drop, uniform
+from hmmlm.baselines.network import Making, drop
 
 State = tuple[Float[Tensor, "B H"], Float[Tensor, "B H"]]
 
@@ -18,18 +18,13 @@ class LstmLayer(nn.Module):
     autocast says. O(T (I + H) H).
     """
 
-    def __init__(
-        self, inputs: int, width: int, *, generator: torch.Generator, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, inputs: int, width: int, making: Making) -> None:
         super().__init__()
-        self.width = width
-
-        def weight(*shape: int) -> nn.Parameter:
-            bound = width**-0.5
-            return nn.Parameter(uniform(*shape, bound=bound, generator=generator, dtype=dtype))
-
-        self.from_input, self.from_hidden = weight(4 * width, inputs), weight(4 * width, width)
-        self.input_bias, self.hidden_bias = weight(4 * width), weight(4 * width)
+        self.width, gates, bound = width, 4 * width, width**-0.5
+        self.from_input = making.uniform(gates, inputs, bound=bound)
+        self.from_hidden = making.uniform(gates, width, bound=bound)
+        self.input_bias = making.uniform(gates, bound=bound)
+        self.hidden_bias = making.uniform(gates, bound=bound)
 
     def forward(
         self,

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from hmmlm.calibration.memory import forget_peak
-from hmmlm.data.shards import TokenArray
+from hmmlm.data.token_array import TokenArray
 from hmmlm.evaluate import BATCH_TOKENS, CHECKED_ROWS, HmmLM, evaluate
 from hmmlm.generate import Guide, Lookahead
 from hmmlm.generate.automata import Automaton

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from hmmlm.cli.asking import evaluate, info, next_tokens, score
+from hmmlm.cli.asking import evaluate, next_tokens, score
 from hmmlm.cli.clustering import cluster
 from hmmlm.cli.converting import convert
 from hmmlm.cli.distilling import distill
@@ -18,6 +18,7 @@ from hmmlm.cli.exploring import explore
 from hmmlm.cli.filling import fill
 from hmmlm.cli.generating import constraint, guide, sample
 from hmmlm.cli.help import Command, Group, print_version
+from hmmlm.cli.info import info
 from hmmlm.cli.making import prepare
 from hmmlm.cli.mixing import mix
 from hmmlm.cli.output import note

@@ -68,12 +68,9 @@ def build_hmm(corpus: Any, config: Any, ranks: Any, indent: int, begun: Path | N
     """A parameterisation of an HMM on its support; `begun` is the folder of a run that goes on."""
     import torch
 
-    from hmmlm.baselines.ngram import Unigram
-    from hmmlm.distill.beginnings import begin as begin_with
     from hmmlm.distill.labels import read_states
     from hmmlm.evaluate import HmmLM
     from hmmlm.model import Model
-    from hmmlm.params.scalar import Scalar
     from hmmlm.train.config import check_known_states
     from hmmlm.train.estimate import estimate as cost_of
     from hmmlm.train.labels import check_labels, check_states, share_states
@@ -81,7 +78,6 @@ def build_hmm(corpus: Any, config: Any, ranks: Any, indent: int, begun: Path | N
     from hmmlm.train.sizes import with_sizes
 
     check_known_states(config)
-    what, given = config.learner.begin_with, []
     tokens, words, device = corpus.split("train"), corpus.tokenizer, ranks.device
     config, start = _start(corpus, config, ranks, begun)
     labels, label_of_state = open_labels(corpus, config), None
@@ -127,21 +123,10 @@ def build_hmm(corpus: Any, config: Any, ranks: Any, indent: int, begun: Path | N
     if ranks.ranks > 1:
         rows = config.data.batch_size // ranks.ranks
         say(f"{ranks.ranks:,} ranks, each {counted(rows, 'row')} of a batch", indent=indent)
-    if start is not None and start.hmm is not None:
-        model = Scalar.from_hmm(start.hmm).to(device)
-    elif start is not None:  # the checkpoint has the weights
-        model = Scalar(support, generator=torch.Generator(), dtype=start.dtype).to(device)
+    if start is None:
+        model, given = _first_weights(corpus, config, support, shown, ranks, begun, known)
     else:
-        generator = torch.Generator().manual_seed(config.seed)
-        frequency = ranks.once(lambda: Unigram(tokens, words.vocab_size).log_probs).exp().float()
-        model = config.params.build(support, word_probs=frequency, generator=generator).to(device)
-        if config.learner.start:
-            known["start"] = _take_layers(model, config, begun)
-        if config.model.kind == "pretrained":
-            known["checkpoint"] = digest(*model.networks.state_dict().values())
-            ranks.agree({"the content of checkpoint": known["checkpoint"]})
-        if shown is not None and what != "none":
-            given = begin_with(model, shown, what)
+        model, given = _weights_of(start, device), []
 
     def keep(described: dict[str, Any]) -> Model:
         with torch.no_grad():
@@ -166,6 +151,38 @@ def build_hmm(corpus: Any, config: Any, ranks: Any, indent: int, begun: Path | N
         given=given,
         start=None if start is None else begin,
     )
+
+
+def _first_weights(
+    corpus: Any,
+    config: Any,
+    support: Any,
+    shown: Any,
+    ranks: Any,
+    begun: Path | None,
+    known: dict[str, str],
+) -> tuple[Any, Any]:
+    """A parameterisation as its settings draw it, and those of its weights that are a teacher's.
+
+    What tells the files that weights were taken from goes into `known`.
+    """
+    import torch
+
+    from hmmlm.baselines.ngram import Unigram
+    from hmmlm.distill.beginnings import begin as begin_with
+
+    tokens, size = corpus.split("train"), corpus.tokenizer.vocab_size
+    generator = torch.Generator().manual_seed(config.seed)
+    frequency = ranks.once(lambda: Unigram(tokens, size).log_probs).exp().float()
+    model = config.params.build(support, word_probs=frequency, generator=generator)
+    model = model.to(ranks.device)
+    if config.learner.start:
+        known["start"] = _take_layers(model, config, begun)
+    if config.model.kind == "pretrained":
+        known["checkpoint"] = digest(*model.networks.state_dict().values())
+        ranks.agree({"the content of checkpoint": known["checkpoint"]})
+    what = config.learner.begin_with
+    return model, [] if shown is None or what == "none" else begin_with(model, shown, what)
 
 
 def _first_states(labels: Any, data: Any, support: Any, corpus: dict[str, Any]) -> Any:
@@ -246,6 +263,18 @@ def _start(corpus: Any, config: Any, ranks: Any, begun: Path | None) -> tuple[An
     hmm = model.hmm
     start = _Start(hmm.support, hmm.dtype, digest(*hmm.fields()), hmm)
     return with_start(config, hmm), start
+
+
+def _weights_of(start: _Start, device: str) -> Any:
+    """The tables of a model to start from, as free numbers."""
+    import torch
+
+    from hmmlm.params.scalar import Scalar
+
+    if start.hmm is not None:
+        return Scalar.from_hmm(start.hmm).to(device)
+    # The checkpoint has the weights.
+    return Scalar(start.support, generator=torch.Generator(), dtype=start.dtype).to(device)
 
 
 def _lost_start(run: Path, place: str) -> _Start:

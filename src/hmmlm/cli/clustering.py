@@ -96,7 +96,7 @@ def cluster(
         f"{seconds - counting:.1f} s: mutual information {information['lines']:.4f} nats within "
         f"lines, {information['stream']:.4f} as one stream; wrote {out}"
     )
-    say(f"{_sizes(sizes)} (words of a cluster)")
+    say(_sizes(sizes, "cluster"))
     if json:
         print_json(
             {
@@ -158,10 +158,11 @@ def balance_info(sizes: Any, what: str) -> dict[str, Any]:
     return result
 
 
-def _sizes(sizes: Any) -> str:
+def _sizes(sizes: Any, what: str) -> str:
     return (
-        f"{sizes.fewest_words:,} to {sizes.most_words:,}, median {sizes.median_words:,g}; the most "
-        f"frequent one is {sizes.largest_share:.1%} of the text"
+        f"{sizes.fewest_words:,} to {sizes.most_words:,} words each, median "
+        f"{sizes.median_words:,g}; the most frequent {what} is {sizes.largest_share:.1%} of "
+        f"the text"
     )
 
 
@@ -295,7 +296,7 @@ def blocks_support(
             )
         origin, when = method, ", kept with the corpus" if cached else ", made now"
     sizes = balance(made.block_of_word, counts)
-    say(f"{made.num_blocks:,} blocks ({origin}{when}): {_sizes(sizes)}", indent=indent)
+    say(f"{made.num_blocks:,} blocks ({origin}{when}): {_sizes(sizes, 'block')}", indent=indent)
     for rule in made.rules:
         say(rule, indent=indent + 3)
     if not uneven:

@@ -11,7 +11,7 @@ from shlex import quote
 from typing import Any
 
 from hmmlm.cli.bars import progress_bar
-from hmmlm.cli.building import build_hmm, build_other
+from hmmlm.cli.building import Built, build_hmm, build_other
 from hmmlm.cli.output import note, say, warn
 from hmmlm.cli.telling import Teller
 from hmmlm.cli.texts import check_validation, is_path
@@ -34,59 +34,17 @@ def fit(
     """
     import torch
 
-    from hmmlm.evaluate import evaluate
-    from hmmlm.train.config import make_batches, validation_mode
-    from hmmlm.train.learner import make_learner
-    from hmmlm.train.loop import Diverged, Training
+    from hmmlm.train.loop import Diverged
     from hmmlm.train.run import Interrupts, open_run
-    from hmmlm.train.sgd import Sgd
 
     check_validation(corpus, config)
-    tokens, words, device = corpus.split("train"), corpus.tokenizer, ranks.device
     if config.is_hmm:
         built = build_hmm(corpus, config, ranks, indent, out if resume else None)
     else:
         built = build_other(corpus, config, ranks, indent)
-    config, model, labels = built.config, built.model, built.labels
+    config, device = built.config, ranks.device
     ranks.once(check_space, out, built.file_bytes)
-    marks, first = None if labels is None else labels.ids, 0
-    if built.shown is not None:
-        marks, first = built.shown.parallel(tokens), len(built.shown.states)
-    batches = make_batches(config, tokens, marks, ranks, first=first)
-    learner = make_learner(
-        config,
-        model,
-        built.support,
-        eos_id=words.eos_id,
-        label_of_state=built.label_of_state,
-        given=built.given,
-        ranks=ranks,
-    )
-
-    if isinstance(learner, Sgd):
-        learner.notice = warn
-        if torch.device(device).type == "cuda":
-            reason = learner.why_no_graph
-            how = "replays one CUDA graph" if reason is None else f"has no CUDA graph: {reason}"
-            say(f"a step {how}", indent=indent)
-
-    def validate(model: Any) -> float:
-        held_out = corpus.split("valid")
-        found = evaluate(
-            built.face(model),
-            held_out,
-            mode=validation_mode(config.data),
-            eos_id=words.eos_id,
-            device=device,
-        )
-        return found.perplexity
-
-    training = Training(
-        learner,
-        batches,
-        settings=config.train,
-        evaluate=partial(ranks.once, validate) if "valid" in corpus.splits else None,
-    )
+    training = _make_training(corpus, built, ranks, indent)
     about, source = _describe(corpus, config, built.known)
     described = {"training": {**config.as_tables(), "device": device}, **built.facts}
     began, trouble, stopped = time.perf_counter(), None, False
@@ -133,6 +91,57 @@ def fit(
         "val": best,
         "peak_bytes": torch.cuda.max_memory_allocated(device) if on_gpu else None,
     }
+
+
+def _make_training(corpus: Any, built: Built, ranks: Any, indent: int) -> Any:
+    """The batches, what learns from them and how it is validated, put together."""
+    import torch
+
+    from hmmlm.evaluate import evaluate
+    from hmmlm.train.config import make_batches, validation_mode
+    from hmmlm.train.learner import make_learner
+    from hmmlm.train.loop import Training
+    from hmmlm.train.sgd import Sgd
+
+    tokens, words, device = corpus.split("train"), corpus.tokenizer, ranks.device
+    config = built.config
+    marks, first = None if built.labels is None else built.labels.ids, 0
+    if built.shown is not None:
+        marks, first = built.shown.parallel(tokens), len(built.shown.states)
+    batches = make_batches(config, tokens, marks, ranks, first=first)
+    learner = make_learner(
+        config,
+        built.model,
+        built.support,
+        eos_id=words.eos_id,
+        label_of_state=built.label_of_state,
+        given=built.given,
+        ranks=ranks,
+    )
+    if isinstance(learner, Sgd):
+        learner.notice = warn
+        if torch.device(device).type == "cuda":
+            reason = learner.why_no_graph
+            how = "replays one CUDA graph" if reason is None else f"has no CUDA graph: {reason}"
+            say(f"a step {how}", indent=indent)
+
+    def validate(model: Any) -> float:
+        held_out = corpus.split("valid")
+        found = evaluate(
+            built.face(model),
+            held_out,
+            mode=validation_mode(config.data),
+            eos_id=words.eos_id,
+            device=device,
+        )
+        return found.perplexity
+
+    return Training(
+        learner,
+        batches,
+        settings=config.train,
+        evaluate=partial(ranks.once, validate) if "valid" in corpus.splits else None,
+    )
 
 
 def _describe(

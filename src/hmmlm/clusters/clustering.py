@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, check_count
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,7 @@ def joined(pairs: Int[np.ndarray, "P 2"], size: int) -> Int[np.ndarray, " N"]:
 
 def check_number(clusters: int, types: int) -> None:
     """Refuses a number of clusters that the text does not have words for."""
-    if clusters < 1:
-        raise InputError(f"clusters is {clusters:,} but must be at least 1.")
+    check_count("clusters", clusters)
     if clusters > types:
         raise InputError(
             f"{clusters:,} clusters were asked for but the text has only {types:,} different "

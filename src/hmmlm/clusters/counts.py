@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from hmmlm.clusters.clustering import check_clusters
 from hmmlm.clusters.compiled import count_classes, merge_runs, transpose
-from hmmlm.data.shards import TokenArray
+from hmmlm.data.token_array import TokenArray
 from hmmlm.errors import InputError
 
 _CHUNK = 1 << 22

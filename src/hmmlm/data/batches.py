@@ -9,8 +9,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from hmmlm.data.packing import best_fit, row_loads
-from hmmlm.data.shards import TokenArray
-from hmmlm.errors import InputError, counted
+from hmmlm.data.token_array import TokenArray
+from hmmlm.errors import InputError, check_count, counted
 
 _SECTION = 1 << 20
 _CHUNK = 1 << 22
@@ -56,8 +56,7 @@ class Batches:
         ranks: int = 1,
     ) -> None:
         for name, value in (("batch_size", batch_size), ("length", length)):
-            if value < 1:
-                raise InputError(f"{name} is {value:,} but must be at least 1.")
+            check_count(name, value)
         if not len(tokens):
             raise InputError("There are no tokens to make batches of; give some text.")
         self.tokens = tokens

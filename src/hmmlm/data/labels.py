@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int
 
 from hmmlm.data.corpus import read_lines
-from hmmlm.data.shards import TokenArray
+from hmmlm.data.token_array import TokenArray
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.errors import InputError, counted
 

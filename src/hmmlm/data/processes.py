@@ -10,7 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
 from typing import TypeVar
 
-from hmmlm.errors import InputError
+from hmmlm.errors import check_count
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
@@ -26,8 +26,7 @@ class Processes:
     """Processes that are there until the block ends; one is this process itself."""
 
     def __init__(self, number: int) -> None:
-        if number < 1:
-            raise InputError(f"workers is {number:,} but must be at least 1.")
+        check_count("workers", number)
         self.number = number
         self._pool = None
         if number > 1:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from hmmlm.data.batches import Batch, Batches, stretch_rows
-from hmmlm.data.shards import TokenArray
+from hmmlm.data.token_array import TokenArray
 
 _SHORT = 0.05  # of slices that vary, the share that is half as long
 

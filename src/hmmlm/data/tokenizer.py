@@ -15,7 +15,7 @@ import numpy as np
 import tokenizers
 
 from hmmlm.data.sentencepiece_model import read_sentencepiece
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, check_count
 from hmmlm.storage import new_file
 
 EOS_NAMES = ("<eos>", "</s>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>")
@@ -51,8 +51,7 @@ class Tokenizer:
         specials; `<unk>` and `<eos>` written in the text are those tokens. The split is exactly
         Python's `str.split()`.
         """
-        if min_count < 1:
-            raise InputError(f"min_count is {min_count:,} but must be at least 1.")
+        check_count("min_count", min_count)
         if max_size is not None and max_size < 3:
             raise InputError(
                 f"max_size is {max_size:,} but must be at least 3: <unk>, <eos> and one word."

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 
 from hmmlm.clusters.counts import count_words
-from hmmlm.data.shards import Corpus, TokenArray
+from hmmlm.data.shards import Corpus
+from hmmlm.data.token_array import TokenArray
 from hmmlm.distill.sampling import read_log_probs
 from hmmlm.errors import InputError
 from hmmlm.evaluate import token_log_probs

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hmmlm.distill.points import Points, check_points, chunks
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, check_count
 from hmmlm.products import full_products, torch_tf32
 
 STARTS = ("k-means++", "sample")
@@ -49,8 +49,7 @@ def k_means(
         raise InputError(
             f"There are {count:,} points, which can be in 1 to {count:,} clusters, not {number:,}."
         )
-    if iterations < 1:
-        raise InputError(f"iterations is {iterations} but must be at least 1.")
+    check_count("iterations", iterations)
     if precision not in ("float32", "tf32"):
         raise InputError(f"precision is {precision!r} but must be one of float32, tf32.")
     centres = _start(points, number, start, device, generator)

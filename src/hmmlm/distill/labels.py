@@ -13,11 +13,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hmmlm.data.shards import TokenArray
+from hmmlm.data.token_array import TokenArray
 from hmmlm.distill.kmeans import k_means, nearest
 from hmmlm.distill.points import find_axes
 from hmmlm.distill.teachers import Teacher, check_teacher, head_of
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, check_least
 from hmmlm.storage import new_folder
 from hmmlm.support import Support
 
@@ -43,11 +43,7 @@ class LabelSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "points", "length", "batch_size", "iterations"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name):,} but must be at least 1.")
-        if self.dim < 0:
-            raise InputError(f"dim is {self.dim} but must be at least 0.")
+        check_least(self, tokens=1, points=1, length=1, batch_size=1, iterations=1, dim=0)
 
 
 class StateLabels(NamedTuple):

@@ -26,7 +26,7 @@ from hmmlm.data.shards import (
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.data.unfinished import KeptFile, Unfinished, shard_files
 from hmmlm.distill.drawing import DrawnText
-from hmmlm.errors import InputError, counted
+from hmmlm.errors import InputError, check_least, counted
 from hmmlm.storage import work_folder
 
 HELD_OUT = SPLITS[1:]
@@ -83,12 +83,7 @@ class SampleSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        least = {"tokens": 1, "batch_size": 1, "length": 1, "valid": 0, "test": 0, "seed": 0}
-        for name, number in least.items():
-            if getattr(self, name) < number:
-                raise InputError(
-                    f"{name} is {getattr(self, name):,} but must be at least {number}."
-                )
+        check_least(self, tokens=1, batch_size=1, length=1, valid=0, test=0, seed=0)
         if not 0 < self.temperature < float("inf"):
             raise InputError(f"temperature is {self.temperature:g} but must be above 0.")
 

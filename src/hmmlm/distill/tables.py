@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from jaxtyping import Integer
 
-from hmmlm.data.shards import TokenArray
+from hmmlm.data.token_array import TokenArray
 from hmmlm.errors import InputError
 from hmmlm.hmm import HMM, emission_table
 from hmmlm.support import Support

@@ -9,7 +9,6 @@ import torch
 from hmmlm.errors import InputError
 from hmmlm.explore.blocks import check_block
 from hmmlm.explore.preparing import NAME_WORDS, Missing, Prepared
-from hmmlm.explore.states import top_words
 
 CARD_WORDS, NEIGHBOURS = 30, 12
 SORTS = ("use", "entropy", "id", "block", "words")
@@ -104,7 +103,7 @@ def state_card(prepared: Prepared, state: int) -> dict[str, Any]:
     hmm, table, use = prepared.model.hmm, prepared.table, prepared.use
     if not 0 <= state < hmm.num_states:
         raise Missing(f"There is no state {state:,}; this model has 0 to {hmm.num_states - 1:,}.")
-    words = top_words(hmm, state, CARD_WORDS)
+    words = prepared.model.top_words(state, k=CARD_WORDS)
     names = prepared.model.tag_names
     return {
         "id": state,
@@ -112,7 +111,7 @@ def state_card(prepared: Prepared, state: int) -> dict[str, Any]:
         "tag": None if names is None else names[state],
         "use": None if use is None else float(use.share[state]),
         "entropy": float(table.entropy[state]),
-        "words": [(prepared.model.tokenizer.token(word), prob) for word, prob in words],
+        "words": [(word, prob) for word, prob in words if prob > 0],
         "starts": math.exp(float(hmm.log_init[state])),
         "ends": _emits(prepared, prepared.model.tokenizer.eos_id, state),
         "from": _sources(prepared, state),

@@ -151,10 +151,8 @@ class Prepared:
 
     @cached_property
     def block_words(self) -> list[np.ndarray]:
-        row_of_word = self.model.hmm.support.row_of_word.cpu().numpy()
-        order = np.argsort(row_of_word, kind="stable")
-        sizes = np.bincount(row_of_word, minlength=len(self.model.hmm.support.rows))
-        return np.split(order, np.cumsum(sizes)[:-1])
+        """The words of each block."""
+        return [words.cpu().numpy() for words in self.model.hmm.support.words_by_row]
 
     def block_shares(self) -> np.ndarray | None:
         if self.use is None or self.table.block is None:

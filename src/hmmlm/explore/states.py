@@ -31,10 +31,7 @@ def block_of_state(hmm: HMM) -> Int[np.ndarray, " Z"] | None:
     support = hmm.support
     if support.is_dense or not support.is_partition:
         return None
-    rows, slots = (support.rows >= 0).nonzero(as_tuple=True)
-    block = torch.empty(support.num_states, dtype=torch.long, device=rows.device)
-    block[support.rows[rows, slots]] = rows
-    return block.cpu().numpy()
+    return support.row_of_state.cpu().numpy()
 
 
 def state_table(hmm: HMM, k: int) -> StateTable:
@@ -66,9 +63,7 @@ def _columns(hmm: HMM):
         for part in np.array_split(states, max(1, hmm.log_emit.numel() // CELLS)):
             yield part, words, hmm.log_emit[:, part[0] : part[-1] + 1]
     elif support.is_partition:
-        order = support.row_of_word.argsort(stable=True)
-        sizes = support.row_of_word.bincount(minlength=len(support.rows))
-        for row, words in zip(support.rows, order.split(sizes.tolist()), strict=True):
+        for row, words in zip(support.rows, support.words_by_row, strict=True):
             states = row[row >= 0]
             if len(words):
                 yield states.cpu().numpy(), words, hmm.log_emit[words][:, row >= 0]
@@ -90,17 +85,3 @@ def _fill_ragged(hmm: HMM, words: np.ndarray, probs: np.ndarray, entropy: np.nda
     bits = torch.where(emitted > 0, -emitted * log_probs, 0.0) / math.log(2)
     total = torch.zeros(hmm.num_states, dtype=torch.float64, device=bits.device)
     entropy[:] = total.index_add(0, cells.states, bits).cpu().numpy()
-
-
-def top_words(hmm: HMM, state: int, k: int) -> list[tuple[int, float]]:
-    """The k words that a state emits most often and p of each; none of probability zero."""
-    if hmm.support.is_dense:
-        words = torch.arange(hmm.vocab_size, device=hmm.device)
-        log_probs = hmm.log_emit[:, state]
-    else:
-        cells = hmm.support.state_words
-        span = slice(int(cells.offsets[state]), int(cells.offsets[state + 1]))
-        words, log_probs = cells.words[span], hmm.log_emit[cells.words[span], cells.slots[span]]
-    best = log_probs.topk(min(k, len(log_probs)))
-    found = zip(words[best.indices].tolist(), best.values.double().exp().tolist(), strict=True)
-    return [(word, prob) for word, prob in found if prob > 0]

@@ -9,7 +9,8 @@ import torch
 
 from hmmlm import inference
 from hmmlm.data.corpus import read_lines
-from hmmlm.data.shards import Corpus, TokenArray, check_vocabulary
+from hmmlm.data.shards import Corpus, check_vocabulary
+from hmmlm.data.token_array import TokenArray
 from hmmlm.errors import InputError
 from hmmlm.model import Model
 

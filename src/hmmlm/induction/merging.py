@@ -7,8 +7,8 @@ from jaxtyping import Int
 
 from hmmlm.clusters.brown import brown
 from hmmlm.clusters.counts import count_bigrams
-from hmmlm.data.shards import TokenArray
-from hmmlm.errors import InputError, counted
+from hmmlm.data.token_array import TokenArray
+from hmmlm.errors import InputError, check_count, counted
 
 
 def merge_states(lines: Sequence[Int[np.ndarray, " T"]], number: int) -> Int[np.ndarray, " Z"]:
@@ -19,8 +19,7 @@ def merge_states(lines: Sequence[Int[np.ndarray, " T"]], number: int) -> Int[np.
     at. Groups are numbered by falling count; a state that is on no line has -1.
     """
     used = np.unique(np.concatenate([np.empty(0, np.int64), *lines]))
-    if number < 1:
-        raise InputError(f"number is {number:,} but must be at least 1.")
+    check_count("number", number)
     if number > len(used):
         raise InputError(
             f"There are {counted(len(used), 'state')} on the lines but {number:,} groups to make "

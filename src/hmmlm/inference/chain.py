@@ -180,6 +180,15 @@ class Chain:
             return None
         return self.hmm.support.states_of(self.tokens[:, step])
 
+    def local_at(self, step: int, slots: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
+        """The local ids of states given by their place among those of a step."""
+        states = self.states(step)
+        return slots if states is None else states.gather(1, slots)
+
+    def states_at(self, step: int, slots: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
+        """The global ids of states given by their place among those of a step."""
+        return self.hmm.global_states(self.local_at(step, slots))
+
     def emission(self, step: int) -> Float[Tensor, "B W"]:
         """log p(x_t | z_t) on the states of the step; 0 where the token is missing.
 

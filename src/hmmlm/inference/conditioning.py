@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hmmlm.errors import InputError, counted
+from hmmlm.errors import InputError, check_count, counted
 from hmmlm.hmm import HMM
 from hmmlm.inference.chain import MISSING, check_tokens
 from hmmlm.inference.evidence import log_prob
@@ -20,7 +20,7 @@ from hmmlm.inference.sampling import draw_words
 from hmmlm.inference.smoothing import smooth
 from hmmlm.inference.soft import check_weights, soften
 from hmmlm.inference.streaming import emission_log_probs
-from hmmlm.ops.links import TILE
+from hmmlm.ops.links import TILE, finite
 from hmmlm.results import Belief, Fills, WordProbs
 
 
@@ -68,8 +68,7 @@ def word_log_probs(
         states = torch.where(torch.isneginf(states), -torch.inf, states - _evidence_at(text)[which])
         words = text.log_weights[which]
         if len(states):
-            most = states.amax(1, keepdim=True)
-            most = torch.where(torch.isfinite(most), most, 0.0)
+            most = finite(states.amax(1, keepdim=True))
             words = words + most + emission_log_probs(text.hmm, states - most)
     return WordProbs(words, text.gaps, found.log_evidence)
 
@@ -155,8 +154,7 @@ def sample_fills(
     Exact: paths from their posterior, then words from their states. Rows of probability zero give
     -1 in gaps and -inf. The cost of `sample_paths`, and of scoring B N texts.
     """
-    if num_samples < 1:
-        raise InputError(f"num_samples is {num_samples:,} but must be at least 1.")
+    check_count("num_samples", num_samples)
     text = read_pattern(hmm, tokens, log_weights, lengths, reset_id)
     how = {"lengths": text.lengths, "reset_id": reset_id, "implementation": implementation}
     drawn = sample_paths(

@@ -14,7 +14,7 @@ from hmmlm.inference.conditioning import read_pattern
 from hmmlm.inference.gradients import without_gradient
 from hmmlm.inference.soft import state_evidence
 from hmmlm.inference.streaming import State, next_state_log_probs
-from hmmlm.ops.links import Link, Tiles, Wide, gather, spread
+from hmmlm.ops.links import Link, Tiles, Wide, finite, gather, spread
 from hmmlm.ops.messages import reference, scaled
 from hmmlm.products import full_products
 from hmmlm.results import Belief, PseudoLogProb
@@ -44,7 +44,7 @@ def context_log_probs(
         for place in _places(chain):
             context = place.before + place.onward
             total = torch.logsumexp(context, 1, keepdim=True)
-            found[place.row, place.step] = context - torch.where(total.isfinite(), total, 0.0)
+            found[place.row, place.step] = context - finite(total)
     return without_gradient(found, "context_log_probs(...)", hmm)
 
 
@@ -190,8 +190,7 @@ class _Messages:
 
 def _log_product(message: Float[Tensor, "N K"], tile: Float[Tensor, "K L"]) -> Float[Tensor, "N L"]:
     """log of exp(message) @ exp(tile), exact however small it is."""
-    most = message.amax(1, keepdim=True)
-    most = torch.where(most.isfinite(), most, 0.0)
+    most = finite(message.amax(1, keepdim=True))
     found = ((message - most).exp() @ tile.exp()).log()
     low = (found < _least(found)).any(1) & message.isfinite().any(1)
     if low.any():
@@ -232,8 +231,7 @@ def _followed(chain: Chain) -> list[Float[Tensor, "B W"]]:
 
 
 def _largest_zero(logs: Float[Tensor, "B W"]) -> Float[Tensor, "B W"]:
-    most = logs.amax(1, keepdim=True)
-    return logs - torch.where(most.isfinite(), most, 0.0)
+    return logs - finite(logs.amax(1, keepdim=True))
 
 
 def _fresh(chain: Chain, follows: _Messages) -> Float[Tensor, "B T"]:

@@ -4,13 +4,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hmmlm.errors import InputError
-from hmmlm.hmm import HMM
+from hmmlm.errors import check_count
+from hmmlm.hmm import HMM, renormalise
 from hmmlm.inference.chain import Chain
 from hmmlm.inference.gradients import without_gradient
 from hmmlm.inference.smoothing import smooth
 from hmmlm.inference.soft import soften
-from hmmlm.ops.links import spread
+from hmmlm.ops.links import finite, spread
 from hmmlm.products import full_products
 from hmmlm.results import Belief, BestPaths, MinRiskPath, StateProbs
 
@@ -31,8 +31,7 @@ def best_paths(
 
     Every state of a step keeps its k best beginnings. O(T K^2 k) time and O(T K k) memory per row.
     """
-    if k < 1:
-        raise InputError(f"k is {k:,} but must be at least 1.")
+    check_count("k", k)
     chain = Chain(
         hmm if log_weights is None else soften(hmm, log_weights),
         tokens,
@@ -63,7 +62,7 @@ def _best_paths(chain: Chain, k: int) -> BestPaths:
         flat = score.flatten(1)
         most = flat.amax(1)
         total = total + most.double()
-        score = score - torch.where(torch.isfinite(most), most, 0.0)[:, None, None]
+        score = score - finite(most)[:, None, None]
         ends = chain.lengths == step + 1
         if ends.any():
             size = min(k, flat.shape[1])
@@ -75,10 +74,8 @@ def _best_paths(chain: Chain, k: int) -> BestPaths:
     for step in range(chain.steps - 1, -1, -1):
         active = chain.active[:, step, None]
         here = torch.where(active, place, 0)  # a row that ended keeps its places for its last step
-        slot = here // ranks[step]
-        states = chain.states(step)
-        local = slot if states is None else states.gather(1, slot)
-        paths[:, :, step] = torch.where(active & possible, chain.hmm.global_states(local), -1)
+        states = chain.states_at(step, here // ranks[step])
+        paths[:, :, step] = torch.where(active & possible, states, -1)
         if step > 0:
             before = pointers[step - 1].flatten(1).gather(1, here).long()
             place = torch.where(active, before, place)
@@ -165,10 +162,8 @@ def _min_risk(chain: Chain, found: StateProbs) -> MinRiskPath:
     for step in range(chain.steps - 1, -1, -1):
         active = chain.active[:, step]
         here = torch.where(active, slot, 0)[:, None]
-        states = chain.states(step)
-        local = here if states is None else states.gather(1, here)
-        path = chain.hmm.global_states(local)[:, 0]
-        paths[:, step] = torch.where(active & possible, path, -1)
+        states = chain.states_at(step, here)[:, 0]
+        paths[:, step] = torch.where(active & possible, states, -1)
         if step > 0:
             slot = torch.where(active, pointers[step - 1].gather(1, here)[:, 0], slot)
     return MinRiskPath(paths, torch.where(possible, expected, -torch.inf))
@@ -215,7 +210,7 @@ def path_entropy(
 
 
 def _path_entropy(chain: Chain) -> Float[Tensor, " B"]:
-    message = _normalised(chain.first + chain.emission(0))  # (B, W): log p(z_t | x_1..t)
+    message = renormalise(chain.first + chain.emission(0))  # (B, W): log p(z_t | x_1..t)
     inside = torch.zeros_like(message)  # H(z_1..t-1 | z_t, x_1..t) for every z_t
     result = torch.full((chain.batch,), -torch.inf, dtype=torch.float64).to(message.device)
     for step in range(chain.steps):
@@ -231,7 +226,7 @@ def _path_entropy(chain: Chain) -> Float[Tensor, " B"]:
                 gone = torch.isneginf(message).all(1, keepdim=True)
                 prediction = torch.where(fresh & gone, -torch.inf, prediction)
                 into = torch.where(fresh, so_far, into)
-            message, inside = _normalised(prediction + chain.emission(step)), into
+            message, inside = renormalise(prediction + chain.emission(step)), into
         ends = (chain.lengths == step + 1) & torch.isfinite(message).any(1)
         result = torch.where(ends, _sum_by(message, inside - message).double(), result)
     return result
@@ -243,16 +238,10 @@ def _entropy_into(
     """log sum_i p(i) p(j | i), and the entropy of the path up to i, given j."""
     joint = message[:, :, None] + log_tile
     total = torch.logsumexp(joint, 1)
-    back = joint - torch.where(torch.isfinite(total), total, 0.0)[:, None]  # log p(i | j)
+    back = joint - finite(total)[:, None]  # log p(i | j)
     return total, _sum_by(back, inside[:, :, None] - back)
 
 
 def _sum_by(log_probs: Tensor, values: Tensor) -> Tensor:
     """sum_i p_i value_i along dimension 1, where 0 times infinity is 0."""
     return torch.where(torch.isneginf(log_probs), 0.0, log_probs.exp() * values).sum(1)
-
-
-def _normalised(log_probs: Float[Tensor, "B W"]) -> Float[Tensor, "B W"]:
-    """Distributions; -inf throughout where there is nothing."""
-    total = torch.logsumexp(log_probs, 1, keepdim=True)
-    return log_probs - torch.where(torch.isfinite(total), total, 0.0)

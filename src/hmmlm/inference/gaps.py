@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hmmlm.errors import InputError, counted
-from hmmlm.hmm import HMM
+from hmmlm.errors import InputError, check_count, counted
+from hmmlm.hmm import HMM, renormalise
 from hmmlm.inference.chain import MISSING
 from hmmlm.inference.conditioning import read_pattern, sample_fills
 from hmmlm.inference.evidence import log_prob
@@ -49,8 +49,7 @@ def gap_lengths(
             implementation=implementation,
         ).log_evidence.view(-1, len(sizes))
     total = torch.logsumexp(evidence, 1)
-    posterior = evidence - torch.where(torch.isfinite(total), total, 0.0)[:, None]
-    return GapLengths(sizes.to(evidence.device), posterior, total)
+    return GapLengths(sizes.to(evidence.device), renormalise(evidence), total)
 
 
 def sample_gap(
@@ -72,8 +71,7 @@ def sample_gap(
 
     `log_probs` are those of the words and the length together, `lengths` those of whole texts.
     """
-    if num_samples < 1:
-        raise InputError(f"num_samples is {num_samples:,} but must be at least 1.")
+    check_count("num_samples", num_samples)
     how: dict[str, Any] = {"reset_id": reset_id, "implementation": implementation}
     asked = {"length": length, "filler": filler, "lengths": lengths}
     found = gap_lengths(hmm, tokens, at, log_weights=log_weights, belief=belief, **asked, **how)

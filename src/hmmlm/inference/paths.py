@@ -17,6 +17,7 @@ from hmmlm.inference.dispatch import (
     widened,
 )
 from hmmlm.inference.gradients import without_gradient
+from hmmlm.ops.links import finite
 from hmmlm.ops.viterbi import best_predecessors
 from hmmlm.results import Belief, BestPath, PathSamples
 
@@ -89,9 +90,8 @@ def _viterbi(chain: Chain) -> BestPath:
     for step in range(chain.steps - 1, -1, -1):
         active = chain.active[:, step]
         here = torch.where(active, slot, 0)  # a row that ended keeps its slot for its last step
-        path[:, step] = torch.where(
-            active & possible, _state_at(chain, step, here[:, None])[:, 0], -1
-        )
+        states = chain.states_at(step, here[:, None])[:, 0]
+        path[:, step] = torch.where(active & possible, states, -1)
         pointer = pointers[step]
         if pointer is not None:
             slot = torch.where(active, pointer.gather(1, here[:, None])[:, 0].long(), slot)
@@ -143,7 +143,7 @@ class LastBest:
         here = self.last == step
         self.log_prob = torch.where(here, self.total, self.log_prob)
         self.slot = torch.where(here, slot, self.slot)
-        return score - torch.where(torch.isfinite(best), best, 0.0)[:, None]
+        return score - finite(best)[:, None]
 
 
 def _sample_paths(
@@ -168,7 +168,7 @@ def _sample_paths(
             weights = torch.where(through[:, None, None], weights + onward, weights)
         slot = torch.where(possible[:, None], draw(weights, generator), slot.clamp(max=0))
         inside = (chain.active[:, step] & possible)[:, None]
-        paths[:, :, step] = torch.where(inside, _state_at(chain, step, slot), -1)
+        paths[:, :, step] = torch.where(inside, chain.states_at(step, slot), -1)
     if name != "reference" and forward.low.any():
         rows = forward.low.nonzero().flatten()
         paths[rows] = _sample_paths(*widened(chain, name, rows), num_samples, generator)
@@ -195,7 +195,7 @@ def _sample_by_kernel(
 
 def _into(chain: Chain, step: int, slot: Int[Tensor, "B N"]) -> Float[Tensor, "B N W"]:
     """log p(z_t+1 = the chosen state | z_t) for every state of a step."""
-    following = _local_at(chain, step + 1, slot)  # (B, N)
+    following = chain.local_at(step + 1, slot)  # (B, N)
     states = chain.states(step)
     states = all_states(chain) if states is None else states
     tile = chain.hmm.transitions.tile(states, following)  # (B, W, N)
@@ -207,18 +207,8 @@ def draw(
 ) -> Int[Tensor, "*rows"]:
     """A place in proportion to exp(log_weights), for every row; any place where all are -inf."""
     most = log_weights.amax(-1, keepdim=True)
-    probs = (log_weights - torch.where(torch.isfinite(most), most, 0.0)).exp()
+    probs = (log_weights - finite(most)).exp()
     # A row without any weight is impossible and not used; multinomial refuses it.
     probs = torch.where(torch.isfinite(most) & ~torch.isnan(probs), probs, 1.0)
     places = torch.multinomial(probs.flatten(0, -2), 1, generator=generator)
     return places.view(probs.shape[:-1])
-
-
-def _local_at(chain: Chain, step: int, slot: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
-    states = chain.states(step)
-    return slot if states is None else states.gather(1, slot)
-
-
-def _state_at(chain: Chain, step: int, slot: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
-    """The global ids of states given by their place in a step."""
-    return chain.hmm.global_states(_local_at(chain, step, slot))

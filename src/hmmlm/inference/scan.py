@@ -14,6 +14,7 @@ from torch import Tensor
 from hmmlm.errors import InputError
 from hmmlm.inference.chain import Chain, all_states
 from hmmlm.inference.recursion import Stepwise
+from hmmlm.ops.links import finite
 from hmmlm.ops.messages import scaled
 from hmmlm.results import Belief, FoundBelief, StateProbs
 
@@ -168,7 +169,7 @@ class Scan:
             initial = chain.hmm.log_init[states.clamp(min=0)]
         log_step = torch.where(restart[:, None, None], (initial + emission)[:, None, :], log_step)
         most = log_step.amax((1, 2), keepdim=True)
-        return (log_step - torch.where(torch.isfinite(most), most, 0.0)).exp()
+        return (log_step - finite(most)).exp()
 
     def _rebatch(self, beliefs: Float[Tensor, "B N K"]) -> Chain:
         chain, size = self.chain, self.size

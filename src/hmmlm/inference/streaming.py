@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hmmlm.errors import InputError, counted
+from hmmlm.errors import InputError, check_count, counted
 from hmmlm.hmm import HMM
 from hmmlm.inference.chain import Chain, entry_table, make_table, predict
 from hmmlm.inference.dispatch import choose
@@ -76,8 +76,7 @@ class State:
 
 def start(hmm: HMM, batch: int = 1, *, reset_id: int | None = None) -> State:
     """The state before any token: the next state is drawn from p(z1)."""
-    if batch < 1:
-        raise InputError(f"batch is {batch} but must be at least 1.")
+    check_count("batch", batch)
     if reset_id is not None and not 0 <= reset_id < hmm.vocab_size:
         raise InputError(
             f"reset_id is {reset_id:,} but this vocabulary has ids 0 to {hmm.vocab_size - 1:,}."

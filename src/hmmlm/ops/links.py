@@ -27,6 +27,11 @@ TILE = 1 << 20
 """Cells of a streamed tile, and of the temporaries of log-space products."""
 
 
+def finite(values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """The values, and 0 where they are infinite: -inf less this stays -inf, not NaN."""
+    return torch.where(torch.isfinite(values), values, 0.0)
+
+
 @dataclass(frozen=True)
 class Table:
     """The first S rows of a transition table, kept whole or made a tile at a time.
@@ -106,7 +111,7 @@ Link = Tiles | Wide
 
 def least_probability(log_probs: Tensor) -> float:
     """The smallest probability that is not zero; 0 where one is too small for a number."""
-    least = float(torch.where(torch.isfinite(log_probs), log_probs, 0.0).min())
+    least = float(finite(log_probs).min())
     return math.exp(least) if least > math.log(torch.finfo(log_probs.dtype).tiny) else 0.0
 
 

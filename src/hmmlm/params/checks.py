@@ -1,26 +1,6 @@
 """Checks of settings that several parameterisations share."""
 
-import math
-from typing import Any
-
 from hmmlm.errors import InputError
-
-
-def check_least(settings: Any, **least: int) -> None:
-    """Refuses numbers that are not finite, or below the least they may be."""
-    for name, value in least.items():
-        given = getattr(settings, name)
-        if not value <= given < math.inf:
-            finite = " and finite" if isinstance(given, float) else ""
-            raise InputError(f"{name} is {given} but must be at least {value}{finite}.")
-
-
-def check_rates(settings: Any, *names: str) -> None:
-    """Refuses shares that dropout cannot leave out."""
-    for name in names:
-        rate = getattr(settings, name)
-        if not 0 <= rate < 1:
-            raise InputError(f"{name} is {rate} but must be at least 0 and less than 1.")
 
 
 def check_start(start: str) -> None:

@@ -56,10 +56,7 @@ class Composed(nn.Module):
         half = {"scale": scale, "generator": generator, "dtype": dtype}
         self.own = Table(support.num_states, width // 2, **half)
         self.shared = Table(support.rows.shape[0], width // 2, **half)
-        block_of_state = torch.zeros(support.num_states, dtype=torch.long)
-        rows, slots = (support.rows >= 0).nonzero(as_tuple=True)
-        block_of_state[support.rows[rows, slots]] = rows
-        self.register_buffer("block_of_state", block_of_state, persistent=False)
+        self.register_buffer("block_of_state", support.row_of_state.clone(), persistent=False)
 
     def forward(self, states: Int[Tensor, " S"] | None = None) -> Float[Tensor, "S H"]:
         blocks = self.block_of_state if states is None else self.block_of_state[states]

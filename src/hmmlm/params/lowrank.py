@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hmmlm.params.checks import check_halves, check_least
+from hmmlm.errors import check_least
+from hmmlm.params.checks import check_halves
 from hmmlm.params.embedding import Composed, Table
 from hmmlm.params.features import Features
 from hmmlm.params.mlp import Residual

@@ -9,8 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hmmlm.errors import check_least
 from hmmlm.ops import residual
-from hmmlm.params.checks import check_halves, check_layers, check_least, check_start
+from hmmlm.params.checks import check_halves, check_layers, check_start
 from hmmlm.params.embedding import Composed, Table
 from hmmlm.params.features import Features
 from hmmlm.products import wanted_operand

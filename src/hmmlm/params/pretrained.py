@@ -8,9 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, check_least
 from hmmlm.hugging_face import is_causal, outline, read_config, read_model
-from hmmlm.params.checks import check_least
 from hmmlm.params.features import Features
 from hmmlm.params.mlp import assemble
 from hmmlm.support import Support

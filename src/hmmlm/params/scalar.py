@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from hmmlm.errors import check_least
 from hmmlm.hmm import HMM, emission_table
-from hmmlm.params.checks import check_least
 from hmmlm.params.features import log_word_probs
 from hmmlm.products import wanted_operand
 from hmmlm.support import Support

@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from hmmlm import inference
 from hmmlm.devices import find_device
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, check_count
 from hmmlm.hmm import HMM
 from hmmlm.params.scalar import Scalar
 from hmmlm.scikit import tables
@@ -227,8 +227,7 @@ class HmmEstimator(BaseEstimator):
     ) -> tuple[Int[np.ndarray, "N 1"], Int[np.ndarray, " N"]]:
         """Symbols and states drawn from the model, the first state being `currstate` if given."""
         drawn_from = self._tables()
-        if n_samples < 1:
-            raise InputError(f"n_samples is {n_samples:,} but must be at least 1.")
+        check_count("n_samples", n_samples)
         if currstate is not None and not 0 <= currstate < self.n_components:
             raise InputError(
                 f"currstate is {currstate} but states are 0 to {self.n_components - 1:,}."

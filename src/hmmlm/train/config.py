@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from hmmlm.data.batches import Packed, Windows
-from hmmlm.data.shards import TokenArray
 from hmmlm.data.streams import Streams
-from hmmlm.errors import InputError
+from hmmlm.data.token_array import TokenArray
+from hmmlm.errors import InputError, check_least
 from hmmlm.params import lowrank, mlp, pretrained, scalar, transformer
 from hmmlm.train.checkpoint import Saving
 from hmmlm.train.distributed import ONE, Ranks
-from hmmlm.train.loop import TrainSettings
 from hmmlm.train.loss import Dropout
 from hmmlm.train.recipes import set_by_recipe, with_recipe
+from hmmlm.train.schedule import TrainSettings
 from hmmlm.train.settings import (
     DESCENT,
     LEARNING,
@@ -118,8 +118,7 @@ class _Extra:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise InputError(f"seed is {self.seed} but must be at least 0.")
+        check_least(self, seed=0)
 
 
 def make_config(tables: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> Config:
@@ -297,8 +296,6 @@ def _check_learner(config: Config) -> None:
             f"decay_states is {train.decay_states} but kind scalar has no embeddings of states; "
             f"use weight_decay, or decay_words for its emissions."
         )
-    if not train.plateau_threshold >= 0:
-        raise InputError(f"plateau_threshold is {train.plateau_threshold} but must be at least 0.")
     if learner.tie != "none" and name != "em":
         raise InputError(f"tie is {learner.tie} but only optimiser em ties tables; use em.")
     if train.average > 0 and (name == "em" or (learner.start and kind == "scalar")):

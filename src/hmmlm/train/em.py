@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from hmmlm.data.batches import Batch
@@ -132,7 +132,7 @@ def _transitions(
     support: Support, counts: Float[Tensor, "N Z"], pseudocount: float, tie: str
 ) -> Part:
     if tie == "trans":
-        block = _block_of_state(support)
+        block = support.row_of_state
         tied = counts.new_zeros(len(support.rows), counts.shape[1]).index_add_(0, block, counts)
         totals = tied.add_(pseudocount).sum(1, keepdim=True)
         return lambda rows: (tied[block[rows]], totals[block[rows]])
@@ -176,13 +176,6 @@ def _move(logits: Float[Tensor, "N W"], old: Float[Tensor, "N W"], rate: float, 
         least = torch.finfo(new.dtype).tiny
         log_new = torch.threshold_(new.clamp_(min=least).log_(), math.log(least) + 0.5, -torch.inf)
         logits[rows] = log_new
-
-
-def _block_of_state(support: Support) -> Int[Tensor, " Z"]:
-    block = torch.empty(support.num_states, dtype=torch.long, device=support.rows.device)
-    places, slots = (support.rows >= 0).nonzero(as_tuple=True)
-    block[support.rows[places, slots]] = places
-    return block
 
 
 def _logits(model: Scalar) -> tuple[nn.Parameter, nn.Parameter, nn.Parameter]:

@@ -7,10 +7,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hmmlm.data.batches import Batch
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, check_count
 from hmmlm.hmm import HMM
 from hmmlm.train.expectation import Expectation, Sums
-from hmmlm.train.loop import Step, TrainSettings
+from hmmlm.train.loop import Step
+from hmmlm.train.schedule import TrainSettings
 from hmmlm.train.sgd import decayed
 from hmmlm.transitions import Dense, Factored
 
@@ -39,8 +40,7 @@ class GeneralisedEm:
         pseudocount: float = 0.0,
         share: Callable[[Iterable[Tensor]], None] | None = None,
     ) -> None:
-        if gradient_steps < 1:
-            raise InputError(f"gradient_steps is {gradient_steps} but must be at least 1.")
+        check_count("gradient_steps", gradient_steps)
         if not pseudocount >= 0:
             raise InputError(f"pseudocount is {pseudocount} but must be at least 0.")
         self.model, self.settings = model, settings

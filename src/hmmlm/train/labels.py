@@ -6,7 +6,7 @@ from jaxtyping import Int, Integer
 from torch import Tensor
 
 from hmmlm.data.labels import Labels, labelled_words
-from hmmlm.data.shards import TokenArray
+from hmmlm.data.token_array import TokenArray
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.errors import InputError, counted
 from hmmlm.support import Support

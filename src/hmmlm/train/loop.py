@@ -1,9 +1,8 @@
-"""The training loop: any learner, with schedules, averaged weights, checks and early stopping."""
+"""The training loop: any learner, with averaged weights, checks and early stopping."""
 
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -13,86 +12,8 @@ from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn
 
 from hmmlm.data.batches import Batch
 from hmmlm.errors import InputError
+from hmmlm.train.schedule import TrainSettings, learning_rate
 from hmmlm.train.stream import Batches, Stream
-
-
-@dataclass(frozen=True)
-class TrainSettings:
-    """How to train.
-
-    The learning rate rises over `warmup_steps`, at most a tenth of all. Then with `schedule`
-    "cosine" it falls to `final_rate` times its height; with "plateau" it is divided by
-    `plateau_factor` when more than `plateau_patience` checks in a row have not lowered the best
-    validation value by more than `plateau_threshold` (absolute); with "power" it is divided by the
-    step's number to the power of `schedule_power`; with "constant" it stays. `accumulate` batches
-    make a step (0: those of a whole epoch). Of an HMM the embeddings of states may have a decay of
-    their own, `decay_states`, and what belongs to words too, `decay_words`. With `average` > 0 the
-    weights that are evaluated and kept are the exponential average of those of the steps, with
-    that decay. With `average_after` > 0 they are the mean of those of all steps since a check was
-    worse than the best of the checks more than so many before it (NT-ASGD: Merity et al. 2017).
-    `checks` is the number of validations per epoch; after `early_stop` of them without a new best,
-    training ends (0: never). With `precision` "bf16" the loss is computed under PyTorch's autocast
-    to bfloat16, with "tf32" factors (of neural baselines all products) are rounded, to 11 digits,
-    which tensor cores read; both from weights kept in float32; validation is always in float32.
-    """
-
-    epochs: int = 10
-    learning_rate: float = 0.7
-    beta1: float = 0.9
-    beta2: float = 0.999
-    weight_decay: float = 0.04
-    decay_states: float | None = None
-    decay_words: float | None = None
-    clip: float = 5.0
-    accumulate: int = 1
-    warmup_steps: int = 20
-    schedule: str = "cosine"
-    final_rate: float = 0.0
-    schedule_power: float = 0.6
-    plateau_factor: float = 4.0
-    plateau_patience: int = 4
-    plateau_threshold: float = 0.0
-    average: float = 0.0
-    average_after: int = 0
-    checks: int = 1
-    early_stop: int = 0
-    precision: str = "float32"
-
-    def __post_init__(self) -> None:
-        least = {"epochs": 1, "accumulate": 0, "checks": 1, "plateau_patience": 1}
-        least |= dict.fromkeys(("weight_decay", "warmup_steps", "final_rate", "early_stop"), 0)
-        least["average_after"] = 0
-        for name, value in least.items():
-            if not getattr(self, name) >= value:
-                raise InputError(f"{name} is {getattr(self, name)} but must be at least {value}.")
-        for name in ("decay_states", "decay_words"):
-            decay = getattr(self, name)
-            if decay is not None and not decay >= 0:
-                raise InputError(f"{name} is {decay} but must be at least 0.")
-        for name in ("learning_rate", "clip", "schedule_power"):
-            if not getattr(self, name) > 0:
-                raise InputError(f"{name} is {getattr(self, name)} but must be more than 0.")
-        for name in ("beta1", "beta2", "average"):
-            if not 0 <= getattr(self, name) < 1:
-                raise InputError(
-                    f"{name} is {getattr(self, name)} but must be at least 0 and less than 1."
-                )
-        if self.average > 0 and self.average_after > 0:
-            raise InputError(
-                f"average is {self.average} and average_after {self.average_after}, but there is "
-                f"one average; leave one of them out."
-            )
-        if not self.plateau_factor > 1:
-            raise InputError(f"plateau_factor is {self.plateau_factor} but must be more than 1.")
-        for name, offered in (("schedule", SCHEDULES), ("precision", PRECISIONS)):
-            if getattr(self, name) not in offered:
-                raise InputError(
-                    f"{name} is {getattr(self, name)!r} but must be one of {', '.join(offered)}."
-                )
-
-
-SCHEDULES = ("cosine", "plateau", "constant", "power")
-PRECISIONS = ("float32", "tf32", "bf16")
 
 
 class Diverged(InputError):
@@ -125,9 +46,9 @@ class Progress(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a learner did: nats per token before it learnt, over `tokens`, and how far it was moved.
+    """What a learner did: nats per token over its `tokens`, before it learnt from them.
 
-    `size` is the norm of the gradient, or 0 where there is none.
+    `size` is the norm of the gradient, 0 where there is none.
     """
 
     loss: float
@@ -139,11 +60,11 @@ class Step(NamedTuple):
 class Learner(Protocol):
     """What makes a model better, a step at a time.
 
-    `step` learns from some batches at a rate when a share `done` of training is over; one whose
-    loss or size is not finite must not have changed the model. `state` is all it needs to go on,
-    besides the weights of the model: tensors by name. One that `can_be_left` has changed nothing
-    when its batches raise an error. One that has a `peek` finds there, in a
-    step, a function that makes the next batch, to be called while a device works.
+    `step` learns from some batches at a rate when a share `done` of training is over; a step whose
+    loss or size is not finite must leave the model as it was. `state` is all that it needs to go on
+    besides the weights of the model: tensors by name. `can_be_left` says that an error raised by
+    its batches leaves the model as it was, too. If it has an attribute `peek`, that is set to a
+    function that makes the next batch, to be called while a device works.
     """
 
     can_be_left: bool
@@ -159,7 +80,7 @@ class Learner(Protocol):
 
 
 class State(NamedTuple):
-    """Where a training stands: tensors by name, and plain numbers."""
+    """All that a training needs to go on: tensors by name, and plain numbers."""
 
     tensors: dict[str, Tensor]
     numbers: dict[str, Any]
@@ -169,17 +90,16 @@ class Training:
     """Steps of a learner over the epochs of its batches.
 
     Iterating trains the learner's model in place, from where it stands, and yields after every
-    step. `evaluate` runs `checks` times an epoch, lower is better; when training ends, or is left
-    early, the model has the weights that it liked best, without it those of the last step (their
-    average, if there is one). A loss that is not finite ends training with the best weights so far,
-    or before the first check with some of the last whose loss was finite.
+    step. `evaluate` runs `checks` times an epoch; lower is better. When training ends, or is left
+    early, the model has the weights that were best by `evaluate`; without `evaluate`, those of the
+    last step, or their average. A loss that is not finite ends training with the best weights so
+    far, or before the first check with recent ones whose loss was finite.
 
-    `state()`, asked for after a step, is all there is to go on from there in another process, as
-    if there had been no end between. Its tensors are the ones in use: write them before the next
-    step.
+    `state()` after a step is all that another process needs to go on, with the same numbers as if
+    training had never stopped. Its tensors are the ones in use: write them before the next step.
 
-    `between` is asked before every batch of a learner that can be left, by all ranks: True leaves
-    the step, which raises `Left`. There too `state()` is that before the step.
+    `between` is called before every batch of a learner that can be left, by all ranks. If it gives
+    True, the step is left, which raises `Left`; `state()` is then that before the step.
     """
 
     between: Callable[[], bool] | None = None
@@ -371,10 +291,10 @@ class Training:
 
 
 class Best:
-    """The weights that were best on validation; before there are any, some that did no harm.
+    """The weights that were best on validation; before the first check, some that did no harm.
 
-    `step` is that of the best value, 0 if there was none, and `kept` that of the weights. As long
-    as all values are infinite, they tell nothing: the newest weights are the best.
+    `step` is that of the best value, 0 if there was none, and `kept` that of the weights. While all
+    values are infinite, the newest weights count as the best.
     """
 
     def __init__(self, model: nn.Module, settings: TrainSettings) -> None:
@@ -428,19 +348,6 @@ class Best:
 
 
 _NUMBERS = ("kept", "step", "val", "waited", "divisor", "bad", "past", "is_averaging")
-
-
-def learning_rate(settings: TrainSettings, step: int, steps: int) -> float:
-    """The rate of step 1..steps, before a plateau divides it: a linear rise, then the schedule."""
-    highest, warm = settings.learning_rate, min(settings.warmup_steps, steps // 10)
-    if step <= warm:
-        return highest * step / warm
-    if settings.schedule == "power":
-        return highest * (step - warm) ** -settings.schedule_power
-    if settings.schedule != "cosine":
-        return highest
-    cosine = (1 + math.cos(math.pi * (step - 1 - warm) / (steps - warm))) / 2
-    return highest * (settings.final_rate + (1 - settings.final_rate) * cosine)
 
 
 def _copy(model: nn.Module) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from hmmlm.errors import InputError, counted
+from hmmlm.errors import InputError, check_least, counted
 from hmmlm.evaluate import parse_mode
 from hmmlm.train.em import TIES
 
@@ -63,12 +63,7 @@ class DataSettings:
     validation: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "length"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name):,} but must be at least 1.")
-        for name in ("shown", "tokens"):
-            if getattr(self, name) < 0:
-                raise InputError(f"{name} is {getattr(self, name):,} but must be at least 0.")
+        check_least(self, batch_size=1, length=1, shown=0, tokens=0)
         least = self.length if self.layout == "windows" else 1
         if self.shown and not least <= self.shown <= (self.tokens or self.shown):
             raise InputError(
@@ -132,8 +127,7 @@ class ModelSettings:
     states_per_word: int | None = None
 
     def __post_init__(self) -> None:
-        if self.states is not None and self.states < 1:
-            raise InputError(f"states is {self.states:,} but must be at least 1.")
+        check_least(self, states=1, states_per_word=1)
         if self.blocks is not None and (self.blocks < 0 or self.blocks == 1):
             raise InputError(f"blocks is {self.blocks:,} but must be 0 or at least 2.")
         if self.uneven is not None and not 0 <= self.uneven <= 1:
@@ -143,16 +137,12 @@ class ModelSettings:
             )
         if self.uneven and (self.blocks == 0 or self.states_per_word is not None):
             raise InputError("uneven says how blocks share the states, but there are no blocks.")
-        if self.states_per_word is not None:
-            if self.states_per_word < 1:
-                raise InputError(
-                    f"states_per_word is {self.states_per_word:,} but must be at least 1."
-                )
-            if self.blocks or self.clusters or self.like_hmm_lm:
-                raise InputError(
-                    "states_per_word gives every word states by chance, so there are no blocks; "
-                    "leave out blocks, clusters and like_hmm_lm."
-                )
+        is_blocked = self.blocks or self.clusters or self.like_hmm_lm
+        if self.states_per_word is not None and is_blocked:
+            raise InputError(
+                "states_per_word gives every word states by chance, so there are no blocks; leave "
+                "out blocks, clusters and like_hmm_lm."
+            )
         if self.like_hmm_lm and self.blocks == 0 and not self.clusters:
             raise InputError("like_hmm_lm says how blocks are made, but blocks is 0.")
         if self.blocks and self.states and self.states % self.blocks and not self.uneven:
@@ -190,10 +180,7 @@ class LearnerSettings:
                 raise InputError(
                     f"{name} is {getattr(self, name)!r} but must be one of {', '.join(offered)}."
                 )
-        if not self.pseudocount >= 0:
-            raise InputError(f"pseudocount is {self.pseudocount} but must be at least 0.")
-        if self.gradient_steps < 1:
-            raise InputError(f"gradient_steps is {self.gradient_steps} but must be at least 1.")
+        check_least(self, pseudocount=0, gradient_steps=1)
         if not 0 <= self.frozen <= 1:
             raise InputError(f"frozen is {self.frozen} but must be a share, from 0 to 1.")
         if self.frozen and self.begin_with == "none":

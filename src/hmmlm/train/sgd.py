@@ -16,9 +16,10 @@ from hmmlm.ops.kernels import describe, why_not, without_kernels
 from hmmlm.products import full_products
 from hmmlm.train.distributed import ONE, Ranks
 from hmmlm.train.graph import Failed, GraphedSteps, why_no_graph
-from hmmlm.train.loop import Batches, Progress, Step, Training, TrainSettings
+from hmmlm.train.loop import Batches, Progress, Step, Training
 from hmmlm.train.loss import HmmLoss, arithmetic
 from hmmlm.train.next_token import NextTokenLoss, products_of
+from hmmlm.train.schedule import TrainSettings
 
 
 @runtime_checkable

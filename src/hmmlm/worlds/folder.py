@@ -14,7 +14,7 @@ import torch
 from hmmlm.data.corpus import SPLITS
 from hmmlm.data.shards import ShardWriter, write_index
 from hmmlm.distill.sampling import HELD_OUT, log_probs_file
-from hmmlm.errors import InputError
+from hmmlm.errors import check_least
 from hmmlm.storage import json_line, new_folder
 from hmmlm.worlds.prompts import accuracy, draw_prompts
 from hmmlm.worlds.world import World, mean_nats
@@ -39,12 +39,7 @@ class WorldSettings:
     example_length: int = 5
 
     def __post_init__(self) -> None:
-        least = {"documents": 1, "valid": 0, "test": 0, "seed": 0, "prompts": 0}
-        for name, number in {**least, "example_length": 2}.items():
-            if getattr(self, name) < number:
-                raise InputError(
-                    f"{name} is {getattr(self, name):,} but must be at least {number}."
-                )
+        check_least(self, documents=1, valid=0, test=0, seed=0, prompts=0, example_length=2)
 
     @property
     def sizes(self) -> dict[str, int]:

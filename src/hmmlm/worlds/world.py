@@ -14,8 +14,8 @@ from torch import Tensor
 
 from hmmlm import inference
 from hmmlm.data.tokenizer import Tokenizer
-from hmmlm.errors import InputError
-from hmmlm.hmm import HMM
+from hmmlm.errors import InputError, check_count
+from hmmlm.hmm import HMM, renormalise
 from hmmlm.inference.streaming import emission_probs
 from hmmlm.model import Model
 from hmmlm.products import full_products
@@ -117,8 +117,7 @@ class World:
 
     def draw_batches(self, count: int, *, generator: torch.Generator) -> Iterator[list[Document]]:
         """The same documents, some at a time."""
-        if count < 1:
-            raise InputError(f"count is {count:,} but must be at least 1.")
+        check_count("count", count)
         usual = int(self.settings.get("length", 1)) + 1
         size = max(1, min(_BATCH_DOCUMENTS, _BATCH_TOKENS // usual))
         per_concept = self.hmm.num_states // self.num_concepts
@@ -149,7 +148,7 @@ class World:
         After an `<eos>` it is that of the first word of a document.
         """
         joint = self._joint(tokens, lengths)[:, -1]
-        weights = _normalise(joint)
+        weights = renormalise(joint)
         found = []
         for part, weight in zip(self.parts, weights.unbind(1), strict=True):
             following = inference.next_log_probs(part, tokens, lengths=lengths) + weight[:, None]
@@ -166,7 +165,7 @@ class World:
 
         It is -inf throughout after what is impossible.
         """
-        return _normalise(self._joint(tokens, lengths)[:, 1:])
+        return renormalise(self._joint(tokens, lengths)[:, 1:])
 
     def _joint(
         self, tokens: Int[Tensor, "B T"], lengths: Int[Tensor, " B"] | None
@@ -223,8 +222,7 @@ class World:
         """
         hmm, eos = self.hmm.to("cpu", torch.float64), self.tokenizer.eos_id
         vocab = torch.arange(hmm.vocab_size)
-        if depth < 1:
-            raise InputError(f"depth is {depth:,} but must be at least 1.")
+        check_count("depth", depth)
         sums = emission_probs(hmm, torch.ones(1, hmm.num_states, dtype=torch.float64))[0]
         words = vocab[(sums > 0) & (vocab != eos)]
         if len(words) ** (depth - 1) > ENUMERATED:
@@ -258,12 +256,6 @@ def mean_nats(nats: Sequence[float], sizes: Sequence[int]) -> Estimate:
     rest = cost - mean * length
     error = np.sqrt(count / max(1, count - 1) * (rest**2).sum()) / length.sum()
     return Estimate(mean, float(error), count)
-
-
-def _normalise(joint: Float[Tensor, "*rows C"]) -> Float[Tensor, "*rows C"]:
-    """The posterior; -inf where everything is."""
-    total = torch.logsumexp(joint, -1, keepdim=True)
-    return joint - torch.where(torch.isfinite(total), total, 0.0)
 
 
 def _entropy(probs: Float[Tensor, "N V"]) -> Float[Tensor, " N"]:

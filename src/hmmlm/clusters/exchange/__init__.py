@@ -120,8 +120,8 @@ class _State:
             shared[0][:] = 0
             own = (begin, stop, least)
             together.run(
-                lambda board, own=own: gained.append(compiled.improve(*own, *shared, board)),
-                lambda thread, board: compiled.help(*shared, thread, board),
+                lambda board, own=own: gained.append(compiled.improve(*own, shared, board)),
+                lambda thread, board: compiled.help(shared, thread, board),
                 self.threads,
             )
             if progress is not None:

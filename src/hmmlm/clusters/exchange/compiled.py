@@ -31,6 +31,25 @@ def _gather(word, offsets, others, counts, class_of_word, by_class, listed):  # 
 
 
 @compile_loop
+def _gather_both(word, texts, class_of_word, by_class, listed):  # pragma: no cover
+    """Counts a word's neighbours behind and before it; gives both numbers of classes and itself."""
+    offsets, others, counts, back_offsets, back_others, back_counts, _, _ = texts
+    after, itself = _gather(word, offsets, others, counts, class_of_word, by_class[0], listed[0])
+    before, _ = _gather(
+        word, back_offsets, back_others, back_counts, class_of_word, by_class[1], listed[1]
+    )
+    return (after, before), itself
+
+
+@compile_loop
+def _forget(by_class, listed, numbers):  # pragma: no cover
+    """Sets what `_gather_both` counted back to 0."""
+    for direction in range(2):
+        for i in range(numbers[direction]):
+            by_class[direction, listed[direction, i]] = 0
+
+
+@compile_loop
 def _gain_of(c, here, itself, tables, word_sums, by_class, listed, numbers, table):
     """What the word adds to the sum as a member of class c, which it may be in (`here`)."""
     # pragma: no cover
@@ -83,17 +102,12 @@ def _within(n, ahead, back, itself, table):  # pragma: no cover
 @compile_loop
 def _best(word, texts, class_of_word, tables, is_open, table, scratch):  # pragma: no cover
     """The class in which a word adds most."""
-    offsets, others, counts, back_offsets, back_others, back_counts, firsts_of, seconds_of = texts
     ahead, back, firsts, seconds = tables
     by_class, listed, gains = scratch
     size = gains.shape[0]
     here = class_of_word[word]
-    n, itself = _gather(word, offsets, others, counts, class_of_word, by_class[0], listed[0])
-    m, _ = _gather(
-        word, back_offsets, back_others, back_counts, class_of_word, by_class[1], listed[1]
-    )
-    numbers = (n, m)
-    word_sums = (firsts_of[word], seconds_of[word])
+    numbers, itself = _gather_both(word, texts, class_of_word, by_class, listed)
+    word_sums = (texts[6][word], texts[7][word])
     for c in range(size):
         gains[c] = _f(firsts[c], table) - _f(firsts[c] + word_sums[0], table)
         gains[c] += _f(seconds[c], table) - _f(seconds[c] + word_sums[1], table)
@@ -120,36 +134,29 @@ def _best(word, texts, class_of_word, tables, is_open, table, scratch):  # pragm
     for c in range(size):
         if gains[c] > most and c != here and is_open[c]:
             best, most = c, gains[c]
-    for direction in range(2):
-        for i in range(numbers[direction]):
-            by_class[direction, listed[direction, i]] = 0
+    _forget(by_class, listed, numbers)
     return best
 
 
 @compile_loop
 def _move(word, goal, texts, class_of_word, tables, table, scratch, least):  # pragma: no cover
     """Moves a word if that gains more than `least` as things are now; gives the gain or 0."""
-    offsets, others, counts, back_offsets, back_others, back_counts, firsts_of, seconds_of = texts
     ahead, back, firsts, seconds = tables
     by_class, listed, _ = scratch
     here = class_of_word[word]
-    n, itself = _gather(word, offsets, others, counts, class_of_word, by_class[0], listed[0])
-    m, _ = _gather(
-        word, back_offsets, back_others, back_counts, class_of_word, by_class[1], listed[1]
-    )
-    numbers = (n, m)
-    word_sums = (firsts_of[word], seconds_of[word])
+    numbers, itself = _gather_both(word, texts, class_of_word, by_class, listed)
+    word_sums = (texts[6][word], texts[7][word])
     gain = _gain_of(goal, here, itself, tables, word_sums, by_class, listed, numbers, table)
     gain -= _gain_of(here, here, itself, tables, word_sums, by_class, listed, numbers, table)
     if gain > least:
-        for i in range(n):
+        for i in range(numbers[0]):
             d = listed[0, i]
             more = by_class[0, d]
             ahead[here, d] -= more
             back[d, here] -= more
             ahead[goal, d] += more
             back[d, goal] += more
-        for i in range(m):
+        for i in range(numbers[1]):
             d = listed[1, i]
             more = by_class[1, d]
             ahead[d, here] -= more
@@ -165,66 +172,38 @@ def _move(word, goal, texts, class_of_word, tables, table, scratch, least):  # p
         seconds[here] -= word_sums[1]
         seconds[goal] += word_sums[1]
         class_of_word[word] = goal
-    for direction in range(2):
-        for i in range(numbers[direction]):
-            by_class[direction, listed[direction, i]] = 0
+    _forget(by_class, listed, numbers)
     return gain if gain > least else 0.0
 
 
 @compile_loop
-def _look(piece, job, order, goals, texts, class_of_word, tables, is_open, table, scratch, thread):
-    """The best class for one word of the batch that is announced."""  # pragma: no cover
+def _look(piece, shared, thread):  # pragma: no cover
+    """The best class for one word of the batch that is announced."""
+    job, order, goals, texts, class_of_word, tables, is_open, table, scratch = shared
     mine = (scratch[0][thread], scratch[1][thread], scratch[2][thread])
     i = piece - job[0]
     goals[i] = _best(order[job[1] + i], texts, class_of_word, tables, is_open, table, mine)
 
 
 @compile_loop
-def help(
-    job, order, goals, texts, class_of_word, tables, is_open, table, scratch, thread, board
-):  # pragma: no cover
+def help(shared, thread, board):  # pragma: no cover
     """What the other threads run."""
     piece = take_or_wait(board)
     while piece >= 0:
-        _look(
-            piece,
-            job,
-            order,
-            goals,
-            texts,
-            class_of_word,
-            tables,
-            is_open,
-            table,
-            scratch,
-            thread,
-        )
+        _look(piece, shared, thread)
         finish(board)
         piece = take_or_wait(board)
 
 
 @compile_loop
-def improve(
-    begin,
-    stop,
-    least,
-    job,
-    order,
-    goals,
-    texts,
-    class_of_word,
-    tables,
-    is_open,
-    table,
-    scratch,
-    board,
-):  # pragma: no cover
+def improve(begin, stop, least, shared, board):  # pragma: no cover
     """Looks at words order[begin:stop], a batch at a time, and moves those that gain.
 
     Threads share the looking. The moves of a batch are then made one after the other, each checked
     again after those before it, so that the result is the same for any number of threads. No class
     is emptied: moving its last word would merge two, which never gains. Gives what was gained.
     """
+    job, order, goals, texts, class_of_word, tables, _, table, scratch = shared
     gained = 0.0
     mine = (scratch[0][0], scratch[1][0], scratch[2][0])
     for first in range(begin, stop, goals.shape[0]):
@@ -234,25 +213,12 @@ def improve(
         announce(board, number)
         piece = take(board)
         while piece >= 0:
-            _look(
-                piece,
-                job,
-                order,
-                goals,
-                texts,
-                class_of_word,
-                tables,
-                is_open,
-                table,
-                scratch,
-                0,
-            )
+            _look(piece, shared, 0)
             finish(board)
             piece = take(board)
         wait(board)
         for i in range(number):
             word, goal = order[first + i], goals[i]
-            here = class_of_word[word]
-            if goal != here:
+            if goal != class_of_word[word]:
                 gained += _move(word, goal, texts, class_of_word, tables, table, mine, least)
     return gained

@@ -13,7 +13,7 @@ from functools import cache
 
 import numpy as np
 
-from hmmlm.errors import InputError
+from hmmlm.errors import check_count
 
 # Two leaders at once would wait for helpers that the other has.
 _one_at_a_time = threading.Lock()
@@ -24,8 +24,7 @@ def available_threads(wanted: int | None = None) -> int:
     if wanted is None:
         ask = getattr(os, "sched_getaffinity", None)  # not on every system
         return max(1, len(ask(0)) if ask is not None else os.cpu_count() or 1)
-    if wanted < 1:
-        raise InputError(f"threads is {wanted:,} but must be at least 1.")
+    check_count("threads", wanted)
     return wanted
 
 

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from hmmlm.ops.links import TILE, CountSums, Link, Tiles, gather, spread
+from hmmlm.ops.links import TILE, CountSums, Link, Tiles, finite, gather, spread
 
 zero, one = -torch.inf, 0.0
 
@@ -37,8 +37,7 @@ def absorb(
     """Takes in an observation: (posterior message, log of its probability, rows to be redone)."""
     joint = prediction + log_emission
     total = torch.logsumexp(joint, 1)
-    # -inf - -inf: an impossible row stays -inf instead of turning into NaN.
-    message = joint - torch.where(torch.isfinite(total), total, 0.0)[:, None]
+    message = joint - finite(total)[:, None]  # an impossible row stays -inf
     return message, total, torch.zeros_like(total, dtype=torch.bool)
 
 
@@ -60,7 +59,7 @@ def pull(
             back[:, rows] = log_matmul(wide, tile.T)
         back = gather(back, link.sources, zero)
     most = back.max(1, keepdim=True).values
-    back = back - torch.where(torch.isfinite(most), most, 0.0)
+    back = back - finite(most)
     return back, torch.zeros(len(back), dtype=torch.bool, device=back.device)
 
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from hmmlm.ops.links import CountSums, Link, Tiles, gather, spread
+from hmmlm.ops.links import CountSums, Link, Tiles, finite, gather, spread
 
 zero, one = 0.0, 1.0
 
@@ -45,7 +45,7 @@ def absorb(
     prediction: Float[Tensor, "B L"], log_emission: Float[Tensor, "B L"]
 ) -> tuple[Float[Tensor, "B L"], Float[Tensor, " B"], Bool[Tensor, " B"]]:
     """Takes in an observation: (posterior message, log of its probability, rows to be redone)."""
-    most = _finite(log_emission.max(1).values)
+    most = finite(log_emission.max(1).values)
     joint = prediction * (log_emission - most[:, None]).exp()
     low = _lost(joint, torch.isfinite(log_emission))
     message, scale = normalise(joint)
@@ -54,7 +54,7 @@ def absorb(
 
 def weigh(back: Float[Tensor, "B L"], log_emission: Float[Tensor, "B L"]) -> Float[Tensor, "B L"]:
     """What a step and everything after it say of its states: emission times backward message."""
-    most = _finite(log_emission.max(1, keepdim=True).values)
+    most = finite(log_emission.max(1, keepdim=True).values)
     return back * (log_emission - most).exp()
 
 
@@ -127,7 +127,7 @@ def add_pairs(
 
 def tile_probs(link: Tiles) -> tuple[Float[Tensor, "B K L"], Float[Tensor, " B"]]:
     """The tile over its largest entry, which can be far below 1, and the log of that."""
-    most = _finite(link.log_tile.amax((1, 2)))
+    most = finite(link.log_tile.amax((1, 2)))
     return (link.log_tile - most[:, None, None]).exp(), most
 
 
@@ -140,7 +140,3 @@ def normalise(joint: Float[Tensor, "B K"]) -> tuple[Float[Tensor, "B K"], Float[
 def _lost(values: Float[Tensor, "B K"], possible: Bool[Tensor, "B K"]) -> Bool[Tensor, " B"]:
     """Rows where a possible state is too small to have kept its digits."""
     return ((values < lowest(values.dtype)) & possible).any(1)
-
-
-def _finite(values: Tensor) -> Tensor:
-    return torch.where(torch.isfinite(values), values, 0.0)
