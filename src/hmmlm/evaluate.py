@@ -128,6 +128,7 @@ def evaluate(
     `progress` is called with the number of tokens done since its last call.
     """
     kind, window = parse_mode(mode)
+    tokens = _on_host(tokens)
     count = _check_text(model, tokens, kind, eos_id)
     if batch_tokens < 1:
         raise InputError(f"batch_tokens is {batch_tokens:,} but must be at least 1.")
@@ -157,6 +158,7 @@ def token_log_probs(
 
     The text and the model are checked as there. Memory: four bytes a token, and a batch.
     """
+    tokens = _on_host(tokens)
     found = np.empty(_check_text(model, tokens, "sentence", eos_id), dtype=np.float32)
     _check_model(model)
     for rows in _batches(_row_ends(tokens, "sentence", None, eos_id), BATCH_TOKENS):
@@ -175,6 +177,11 @@ class _Segment(NamedTuple):
     starts: np.ndarray
     sizes: np.ndarray
     log_probs: Float[Tensor, "B T"]
+
+
+def _on_host(tokens: Any) -> Any:
+    """The text where numpy reads it: a tensor of a GPU comes over once."""
+    return tokens.cpu() if isinstance(tokens, Tensor) else tokens
 
 
 def _check_text(model: LanguageModel, tokens: Any, kind: str, eos_id: int | None) -> int:
