@@ -128,6 +128,7 @@ def evaluate(
     `progress` is called with the number of tokens done since its last call. Memory: a batch.
     """
     kind, window = parse_mode(mode)
+    tokens = _on_host(tokens)
     count = _check_text(model, tokens, kind, eos_id)
     check_count("batch_tokens", batch_tokens)
     error = _check_model(model)
@@ -156,6 +157,7 @@ def token_log_probs(
 
     The text and the model are checked as there. Memory: four bytes a token, and a batch.
     """
+    tokens = _on_host(tokens)
     found = np.empty(_check_text(model, tokens, "sentence", eos_id), dtype=np.float32)
     _check_model(model)
     for rows in _batches(_row_ends(tokens, "sentence", None, eos_id), BATCH_TOKENS):
@@ -174,6 +176,11 @@ class _Segment(NamedTuple):
     starts: np.ndarray
     sizes: np.ndarray
     log_probs: Float[Tensor, "B T"]
+
+
+def _on_host(tokens: Any) -> Any:
+    """The text where numpy reads it: a tensor of a GPU comes over once."""
+    return tokens.cpu() if isinstance(tokens, Tensor) else tokens
 
 
 def _check_text(model: LanguageModel, tokens: Any, kind: str, eos_id: int | None) -> int:

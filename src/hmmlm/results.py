@@ -41,6 +41,10 @@ class Belief(NamedTuple):
         """The belief of some rows, by index or mask: forks, reorders or drops rows."""
         return type(self)(self.states[rows], self.log_probs[rows], self.fresh[rows])
 
+    def to(self, device: torch.device | str) -> "Belief":
+        """The same on a device."""
+        return type(self)(*(part.to(device) for part in self))
+
 
 class FoundBelief(Belief):
     """A belief that the library made or has checked."""

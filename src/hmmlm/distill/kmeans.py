@@ -1,6 +1,6 @@
 """k-means: points in groups, each around its mean. All points are used, a chunk at a time."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -148,17 +148,18 @@ def _start(
     some = _take(points, drawn.sort().values, device)
     if start == "sample":
         return some
-    first = int(torch.randint(len(some), (1,), generator=generator, device=generator.device))
-    chosen, left = [first], (some - some[first]).pow(2).sum(1)
-    for _ in range(1, number):
+    how: dict[str, Any] = {"generator": generator, "device": generator.device}
+    chosen = [torch.randint(len(some), (1,), **how).to(some.device)]
+    draws = torch.rand(number - 1, 1, dtype=torch.float64, **how).to(some.device)
+    left = (some - some[chosen[0]]).pow(2).sum(1)
+    for draw in draws:  # nothing waits for the device
         # What has no distance is there already; where all are, any will do.
-        weights = left if bool((left > 0).any()) else torch.ones_like(left)
+        weights = torch.where((left > 0).any(), left, 1.0)
         sums = weights.double().cumsum(0)
-        draw = torch.rand(1, generator=generator, device=generator.device, dtype=torch.float64)
-        place = int(torch.searchsorted(sums, draw.to(sums.device) * sums[-1], right=True))
-        chosen.append(min(place, len(some) - 1))
+        place = torch.searchsorted(sums, draw * sums[-1], right=True)
+        chosen.append(place.clamp(max=len(some) - 1))
         left = torch.minimum(left, (some - some[chosen[-1]]).pow(2).sum(1))
-    return some[chosen]
+    return some[torch.cat(chosen)]
 
 
 def _take(

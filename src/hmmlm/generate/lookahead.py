@@ -88,6 +88,7 @@ class Lookahead:
                 f"more."
             )
         hmm = hmm.detach()
+        log_weights = None if log_weights is None else log_weights.to(hmm.device)
         words = Words(hmm)
         made = Lookahead(hmm, automaton, eos_id, budget, open_ended, log_weights, (), (), words)
         tables, scales = [], []

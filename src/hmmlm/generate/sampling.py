@@ -61,11 +61,12 @@ def sample_met(
         log_probs[rows] += chosen - torch.logsumexp(joint, 1)
         out[rows, step] = token
         goes_on = token != look.eos_id
-        lengths[rows[~goes_on]] = step + 1
-        if not goes_on.any() or left == 1:
+        lengths[rows] = torch.where(goes_on, lengths[rows], step + 1)
+        kept = goes_on.nonzero()[:, 0]
+        if not len(kept) or left == 1:
             break
-        rows, token, places = rows[goes_on], token[goes_on], places[goes_on]
-        state = advance(state.select(goes_on.nonzero()[:, 0]), token)
+        rows, token, places = rows[kept], token[kept], places[kept]
+        state = advance(state.select(kept), token)
         places = after[places, column[token]]
     longest = int(lengths.max())
     return MetSamples(out[:, :longest], lengths, log_probs, log_met)

@@ -86,7 +86,7 @@ class HmmForCausalLM(PreTrainedModel, GenerationMixin):
         sizes = sizes_of(model.hmm)
         told = {**model.config, **sizes, "reset": reset, "eos_token_id": model.tokenizer.eos_id}
         made = HmmForCausalLM(HmmConfig(**told))
-        made.to(dtype=model.hmm.dtype)  # type: ignore
+        made.to(device=model.hmm.device, dtype=model.hmm.dtype)  # type: ignore
         made.set_hmm(model.hmm)
         return made.eval()
 

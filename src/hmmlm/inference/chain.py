@@ -57,7 +57,7 @@ class Chain:
         if hmm.num_soft and hmm.support.is_dense:
             hmm = hmm.with_soft_words
         tokens, lengths = tokens.to(hmm.device), lengths.to(hmm.device)
-        self.belief = None if belief is None else belief.checked()
+        self.belief = None if belief is None else belief.checked().to(hmm.device)
         if belief is not None and belief.fresh.shape[0] != tokens.shape[0]:
             raise InputError(
                 f"The belief has {counted(belief.fresh.shape[0], 'row')} but tokens has "
@@ -82,10 +82,10 @@ class Chain:
         after_reset = torch.zeros_like(self.active)
         if reset_id is not None:
             after_reset[:, 1:] = self.tokens[:, :-1] == reset_id
-        if belief is None:
+        if self.belief is None:
             after_reset[:, 0].fill_(True)
         else:
-            after_reset[:, 0] = belief.fresh.to(hmm.device)
+            after_reset[:, 0] = self.belief.fresh
         if restart is not None:
             if restart.shape != tokens.shape or restart.dtype != torch.bool:
                 raise InputError(
@@ -272,8 +272,8 @@ class Chain:
     def entry(self) -> tuple[Float[Tensor, "B K"], Link]:
         """The carried belief as a message, and the link from its states to those of step 0."""
         assert self.belief is not None
-        sources = self.hmm.local_sources(self.belief.states.to(self.hmm.device))
-        message = self.belief.log_probs.to(self.hmm.device, self.hmm.dtype)
+        sources = self.hmm.local_sources(self.belief.states)
+        message = self.belief.log_probs.to(self.hmm.dtype)
         fresh = self.restart[:, :1]
         message = torch.where(fresh, -torch.inf, message)
         destinations = self.states(0)

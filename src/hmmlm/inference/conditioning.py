@@ -185,7 +185,7 @@ def sample_fills(
             words,
             reset_id,
             evidence[again],
-            belief=None if belief is None else belief.select(again),
+            belief=None if belief is None else belief.to(hmm.device).select(again),
             restart=None if restart is None else restart.to(again.device)[again],
             implementation=implementation,
         )

@@ -1,5 +1,6 @@
 """Scoring and filtering: the forward pass."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, runtime_checkable
@@ -252,16 +253,17 @@ class LastMessage:
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
         last = chain.lengths - 1
-        ends = [chain.steps - 1] if chain.is_full else last.unique().tolist()
-        wide = chain.dense or any(chain.wide[t] for t in ends)
+        if chain.is_full:
+            self.ends = {chain.steps - 1: torch.arange(chain.batch, device=last.device)}
+        else:  # one wait for the device, however many ends there are
+            sizes = sorted(Counter(last.tolist()).items())
+            rows = last.argsort(stable=True).split([size for _, size in sizes])
+            self.ends = {t: some for (t, _), some in zip(sizes, rows, strict=True)}
+        wide = chain.dense or any(chain.wide[t] for t in self.ends)
         width = chain.hmm.num_states if wide else chain.hmm.support.width
         size = (chain.batch, width)
         self.states = torch.full(size, -1, device=chain.hmm.device)
         self.log_probs = chain.hmm.log_init.new_full(size, -torch.inf)
-        if chain.is_full:
-            self.ends = {ends[0]: torch.arange(chain.batch, device=last.device)}
-        else:
-            self.ends = {t: (last == t).nonzero().flatten() for t in ends}
 
     def visit(
         self, start: int, stop: int, message: Tensor, leave: Callable[[Tensor], Tensor]

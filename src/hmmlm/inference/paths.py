@@ -210,5 +210,10 @@ def draw(
     probs = (log_weights - finite(most)).exp()
     # A row without any weight is impossible and not used; multinomial refuses it.
     probs = torch.where(torch.isfinite(most) & ~torch.isnan(probs), probs, 1.0)
-    places = torch.multinomial(probs.flatten(0, -2), 1, generator=generator)
+    rows = probs.flatten(0, -2)
+    if rows.device.type == "cuda":
+        # The same draws as multinomial's, which waits for the device twice to look at its weights.
+        places = (rows / torch.empty_like(rows).exponential_(generator=generator)).argmax(1)
+    else:
+        places = torch.multinomial(rows, 1, generator=generator)
     return places.view(probs.shape[:-1])

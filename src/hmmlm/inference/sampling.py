@@ -56,7 +56,7 @@ def sample(
                     f"Row {row:,} of tokens has probability zero, so nothing can follow it."
                 )
             belief = read.belief
-        belief = None if belief is None else belief.checked()
+        belief = None if belief is None else belief.checked().to(hmm.device)
         if belief is not None and (~belief.fresh & belief.log_probs.isneginf().all(1)).any():
             raise InputError(
                 "A row of the belief has probability zero everywhere, so nothing can follow it."

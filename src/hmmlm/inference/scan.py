@@ -189,7 +189,7 @@ class Scan:
             width = max(states.shape[1], chain.belief.states.shape[1])
             states = _pad(states, width, -1)
             log_probs = _pad(log_probs, width, -torch.inf)
-            states[heads] = _pad(chain.belief.states.to(states.device), width, -1)
+            states[heads] = _pad(chain.belief.states, width, -1)
             entering = chain.belief.log_probs.to(log_probs)
             log_probs[heads] = _pad(entering, width, -torch.inf)
         return Chain(

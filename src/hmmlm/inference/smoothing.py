@@ -235,11 +235,13 @@ def _add_states(
             posterior = posterior * times[:, None]
         states, tokens = chain.states(step), chain.tokens[:, step].clamp(min=0)
         here, fresh = seen[:, step - start], starts[:, step - start]
-        if states is None:
-            init += posterior[fresh].sum(0, dtype=init.dtype)
-        else:
-            values = torch.where(states[fresh] >= 0, posterior[fresh], 0.0)
-            init.index_add_(0, states[fresh].clamp(min=0).flatten(), values.flatten().double())
+        # Masks are filled with zeros: as indices they would wait for the device at every step.
+        if chain.any_restart[step]:
+            if states is None:
+                init += posterior[fresh].sum(0, dtype=init.dtype)
+            else:
+                values = posterior.masked_fill((states < 0) | ~fresh[:, None], 0.0)
+                init.index_add_(0, states.clamp(min=0).flatten(), values.flatten().double())
         if states is None and not chain.dense:
             posterior = gather(posterior, chain.hmm.support.states_of(tokens), 0.0)
-        emit.index_add_(0, tokens[here], posterior[here].to(emit.dtype))
+        emit.index_add_(0, tokens, posterior.to(emit.dtype).masked_fill(~here[:, None], 0.0))

@@ -19,8 +19,8 @@ def best_predecessors(
     where = torch.zeros(best.shape, dtype=torch.int32, device=wide.device)
     for rows, log_tile in link.table.log_tiles():
         step = max(1, TILE // (wide.shape[0] * log_tile.shape[0]))
-        for columns in torch.arange(log_tile.shape[1], device=wide.device).split(step):
-            span = slice(int(columns[0]), int(columns[-1]) + 1)
+        for first in range(0, log_tile.shape[1], step):
+            span = slice(first, first + step)
             value, place = (wide[:, rows, None] + log_tile[None, :, span]).max(1)
             better = value > best[:, span]
             best[:, span] = torch.where(better, value, best[:, span])

@@ -74,6 +74,7 @@ class Scalar(nn.Module):
     def from_hmm(hmm: HMM) -> "Scalar":
         """The logits are the log tables of an HMM: the same distributions, free to be learnt."""
         model = Scalar(hmm.support, scale=0.0, generator=torch.Generator(), dtype=hmm.dtype)
+        model.to(hmm.device)
         cells = hmm.support.rows[hmm.support.row_of_word]
         with torch.no_grad():
             model.init_logits.copy_(hmm.log_init)

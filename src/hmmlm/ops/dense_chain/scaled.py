@@ -43,12 +43,14 @@ def forward(
     `lowest` are marked in `low`; a prediction of zero is impossible if `exact_zeros`, and may have
     been lost if not.
     """
+    if begin == index.shape[1]:
+        return message.clone()
     least, zero = lowest(message.dtype), 0.0 if exact_zeros else -1.0
     tiny = torch.finfo(message.dtype).tiny
     weights, possible = _weights(log_weights, index)  # (B, C, K)
     prediction = torch.empty_like(message)
     buffers = message.new_empty(2, *message.shape)
-    any_restart, all_active = restart.any(0).tolist(), active.all(0).tolist()
+    any_restart, all_active = torch.stack([restart.any(0), active.all(0)]).tolist()
     for step in range(begin, index.shape[1]):
         torch.mm(message, packed, out=prediction)
         if any_restart[step]:
