@@ -162,7 +162,7 @@ def recursion(chain: Chain, name: str, *, back: bool = False) -> Passes:
         return Stepwise(chain, reference)
     if chain.dense and chain.table.is_resident:
         return DenseScaled(chain)
-    if not chain.dense and chain.hmm.device.type == "cpu" and not any(chain.wide):
+    if not chain.dense and chain.hmm.device.type == "cpu":
         from hmmlm.inference.blocks import BlockScaled  # numba takes a second to import
 
         return BlockScaled(chain)
