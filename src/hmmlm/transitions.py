@@ -51,6 +51,13 @@ class Dense:
         flat = sources[:, :, None] * self.num_states + destinations[:, None, :]
         return self.log_trans.reshape(-1)[flat]
 
+    def among(
+        self, sources: Int[Tensor, " N"] | None, destinations: Int[Tensor, " L"] | None
+    ) -> "Dense":
+        """Some rows, or some columns, of the table; None stands for all. A copy."""
+        rows = self.log_trans if sources is None else self.log_trans[sources]
+        return replace(self, log_trans=rows if destinations is None else rows[:, destinations])
+
     def rows(self, start: int, stop: int) -> Float[Tensor, "N Z"]:
         """log p(. | source) for the sources from `start` up to `stop`."""
         return self.log_trans[start:stop]
@@ -66,6 +73,10 @@ class Dense:
     def column(self, state: int) -> Float[Tensor, " S"]:
         """log p(state | source) for every source."""
         return self.log_trans[:, state]
+
+    def columns_of(self, states: Int[Tensor, " N"]) -> Float[Tensor, "N S"]:
+        """log p(state | source) for some states and every source."""
+        return self.log_trans.T[states]
 
     def row_error(self, sources: Int[Tensor, " N"]) -> float:
         """Largest |sum_z' p(z' | z) - 1| over the given sources, computed in float64."""
@@ -133,6 +144,17 @@ class Factored:
         logits = self.left[sources] @ self.right[destinations].transpose(1, 2)  # (B, K, L)
         return self.with_zeros(logits - self.log_norm[sources][:, :, None])
 
+    def among(
+        self, sources: Int[Tensor, " N"] | None, destinations: Int[Tensor, " L"] | None
+    ) -> "Factored":
+        """Some rows, or some columns, of the table; None stands for all. Factors are copied."""
+        left, right, log_norm = self.fields()
+        if sources is not None:
+            left, log_norm = left[sources], log_norm[sources]
+        return self.with_fields(
+            left, right if destinations is None else right[destinations], log_norm
+        )
+
     @full_products()
     def rows(self, start: int, stop: int) -> Float[Tensor, "N Z"]:
         """log p(. | source) for the sources from `start` up to `stop`."""
@@ -156,6 +178,11 @@ class Factored:
     def column(self, state: int) -> Float[Tensor, " S"]:
         """log p(state | source) for every source. O(S H)."""
         return self.with_zeros(self.left @ self.right[state] - self.log_norm)
+
+    @full_products()
+    def columns_of(self, states: Int[Tensor, " N"]) -> Float[Tensor, "N S"]:
+        """log p(state | source) for some states and every source. O(N S H)."""
+        return self.with_zeros(self.right[states] @ self.left.T - self.log_norm)
 
     def row_error(self, sources: Int[Tensor, " N"]) -> float:
         """Largest |sum_z' p(z' | z) - 1| over the given sources, computed in float64."""

@@ -51,6 +51,7 @@ def test_the_whole_size_is_run_if_there_is_time(part):
         {"states": 16, "states_per_word": 4},
         {"states": 1, "blocks": 0},
         {"kind": "scalar", "states": 8, "blocks": 2},
+        {"states": 19, "blocks": 4, "uneven": 0.5},
     ],
 )
 @pytest.mark.parametrize("part", PARTS)
@@ -64,6 +65,22 @@ def test_steps_that_read_the_whole_text(optimiser):
     tables = {**TABLES, "model": model, "train": {"optimiser": optimiser}}
     found = measure(task("training", tables=tables))
     assert found.tokens_per_second > 0 and found.facts["once_seconds"] >= 0
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_blocks_that_are_not_alike_cost_what_the_largest_does(part):
+    """Tiles are as large as those of the largest block, for all."""
+
+    def made(**model):
+        config = make_config({**TABLES, "model": {"states": 640, "blocks": 16, **model}})
+        one = PARTS[part](500, None, torch.device("cpu"), 10_000)
+        return one.support(config).width, one.work(config), one.bytes(config)
+
+    (even, work, held), (largest, more_work, more) = made(), made(uneven=0.5)
+    assert even == 40 and 48 < largest <= 80
+    if part == "scoring":
+        assert more_work == pytest.approx(work * (largest / even) ** 2)
+    assert more_work >= work and more > held
 
 
 def test_blocks_of_a_file_of_clusters():
@@ -190,6 +207,8 @@ def test_sizes_have_shares_of_the_states_of_a_word():
     assert states(states=32768, blocks=128) == [4096, 8192, 16384, 32768]
     assert states(states=30, blocks=10) == [10, 30]
     assert states(states=1, blocks=0) == [1]
+    assert states(states=99, blocks=10, uneven=0.5) == [12, 24, 49, 99]
+    assert states(states=13, blocks=10, uneven=0.5) == [10, 13]
     clustered = rungs(make_config({"model": {"states": 32, "blocks": 4}}), 8)  # a file's blocks
     assert [one.model.states for one in clustered] == [8, 16, 32]
     uniform = make_config({"model": {"states": 64, "states_per_word": 8}})

@@ -185,6 +185,10 @@ def test_states_go_with_tokens_to_a_power():
         8,
         8,
     ]
+    # Nor than what is asked for, unless all alike have more.
+    tokens = np.array([1, 1, 1000, 1, 1, 1])
+    assert states_of_blocks(60, tokens, 1.0, widest=15).tolist() == [9, 9, 15, 9, 9, 9]
+    assert states_of_blocks(62, tokens, 1.0, widest=5).tolist() == [11, 10, 11, 10, 10, 10]
     assert states_of_blocks(3, np.array([5, 50, 500]), 1.0).tolist() == [1, 1, 1]
     with pytest.raises(InputError, match="2 states are fewer than 3 blocks, each of which needs"):
         states_of_blocks(2, np.array([5, 50, 500]), 1.0)

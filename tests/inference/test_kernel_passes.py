@@ -527,3 +527,25 @@ def test_no_text_goes_from_part_to_part_of_a_mixture(dtype: torch.dtype) -> None
         assert ours.states.equal(truth.states)
         close(ours.log_prob, truth.log_prob.cpu())
         assert torch.isneginf(truth.log_prob).tolist() == [states is not None, False, False]
+
+
+def test_states_of_a_word_that_are_too_many_for_kernels_are_told_once(monkeypatch) -> None:
+    """Such as a mixture has: slower on a GPU, whatever the text, and so not in silence."""
+    part = make_hmm(BLOCKS, "factored", dtype=torch.float32)
+    mixed = mixture([part, part, part]).to(DEVICE)
+    truth = inference.log_prob(part, tokens())
+    monkeypatch.setattr(dispatch, "why_not", lambda device: None)
+    monkeypatch.setattr(dispatch, "_told", set())
+    name, reason = dispatch.choose("auto", dispatch.WITH_KERNEL, Chain(mixed, tokens()))
+    assert name == "kernel" and "fastest" in reason
+    monkeypatch.setattr(dispatch, "WIDEST", 17)
+    name, reason = dispatch.choose("auto", dispatch.WITH_KERNEL, Chain(mixed, tokens()))
+    assert name == "scaled" and "a word has 51 states, and the kernel takes 17" in reason
+    said = "Kernels cannot run, so scaled runs, slower: a word has 51 states"
+    with pytest.warns(UserWarning, match=said):
+        ours = inference.log_prob(mixed, tokens())
+    close(ours.log_evidence, truth.log_evidence)
+    inference.smooth(mixed, tokens())  # another warning would be an error
+    monkeypatch.setattr(dispatch, "_told", set())
+    inference.log_prob(mixed, tokens(), implementation="scaled")  # as it was asked to
+    inference.log_prob(part, tokens())  # which kernels take

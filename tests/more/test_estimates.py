@@ -86,12 +86,17 @@ def python(place: Path, *words: object) -> tuple[dict, int]:
     return last_json("\n".join(lines)), int(peak)
 
 
-@pytest.mark.parametrize("states, blocks, words", [(512, 0, 2000), (1024, 16, 2000)])
-def test_speed_and_memory_are_as_estimated_within_a_quarter(states, blocks, words, tmp_path):
+@pytest.mark.parametrize(
+    "states, blocks, words, uneven", [(512, 0, 2000, 0), (1024, 16, 2000, 0), (900, 16, 2000, 0.5)]
+)
+def test_speed_and_memory_are_as_estimated_within_a_quarter(
+    states, blocks, words, uneven, tmp_path
+):
     """Neighbours slow down even CPU time, by caches that are shared: it may look again."""
     write_text(tmp_path, words)
     hmmlm(tmp_path, "prepare", "train.txt", "--valid=valid.txt", "--out=corpus")
     shape = [f"--states={states}", "--length=64", "--device=cpu"]
+    shape += [f"--set=model.uneven={uneven}"] if uneven else []
     for look in range(LOOKS):
         shutil.rmtree(tmp_path / "m", ignore_errors=True)
         ratios = compare(tmp_path, shape, words, blocks)

@@ -132,14 +132,15 @@ def rungs(config: Config, blocks: int | None) -> Iterator[Config]:
     whole, seen = model.states_per_word or states // number, set()
     for share in SHARES:
         each = max(1, whole // share)
-        if each in seen:
-            continue
-        seen.add(each)
         if model.states_per_word:
             fewer = {"states": max(1, states * each // whole), "states_per_word": each}
+        elif model.uneven:
+            fewer = {"states": max(number, states // share)}
         else:
             fewer = {"states": each * number}
-        yield dataclasses.replace(config, model=dataclasses.replace(model, **fewer))
+        if fewer["states"] not in seen:
+            seen.add(fewer["states"])
+            yield dataclasses.replace(config, model=dataclasses.replace(model, **fewer))
 
 
 def _expected(part: Part, done: list[_Rung], wanted: Config, seconds: list[float]) -> float:

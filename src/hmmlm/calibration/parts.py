@@ -7,6 +7,7 @@ blocks 515, where the demo's text has 328 and 600, and words alone would have 51
 
 import dataclasses
 import time
+from functools import cached_property
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 
 from hmmlm.calibration.memory import forget_peak
+from hmmlm.clusters.blocks import Blocks
 from hmmlm.data.token_array import TokenArray
 from hmmlm.evaluate import BATCH_TOKENS, CHECKED_ROWS, HmmLM, evaluate
 from hmmlm.generate import Guide, Lookahead
@@ -24,9 +26,10 @@ from hmmlm.hmm import HMM
 from hmmlm.ops.links import RESIDENT
 from hmmlm.support import Support
 from hmmlm.train.config import Config, make_batches, validation_mode
-from hmmlm.train.estimate import SENTENCE, estimate, scoring_memory
+from hmmlm.train.estimate import SENTENCE, Estimate, estimate, scoring_memory
 from hmmlm.train.learner import make_learner
 from hmmlm.train.loop import Training
+from hmmlm.train.sizes import support_of_blocks
 
 EOS, MOST = 0, 50
 PHRASES, WORDS = 500, 3
@@ -34,6 +37,9 @@ PHRASES, WORDS = 500, 3
 
 TEXT, DRAWN = 1 << 19, 24
 """Tokens of the text that training is timed with, about, and the bytes of one while it is drawn."""
+
+COUNTED = 1 << 16
+"""Tokens of the text by which blocks share states that they do not share equally."""
 
 SCORED = 4
 """Batches of the text that is scored."""
@@ -99,9 +105,22 @@ class _Sizes:
             return Support.uniform(self.vocab_size, model.states, model.states_per_word, drawn)
         if not blocks or blocks == 1:
             return Support.dense(self.vocab_size, model.states)
-        clusters = 1 + torch.arange(self.vocab_size) % (blocks - 1)
+        clusters = 1 + np.arange(self.vocab_size) % (blocks - 1)
         clusters[EOS] = 0  # has a block to itself
-        return Support.from_clusters(clusters, model.states // blocks)
+        counts = self.word_counts if model.uneven else clusters  # of use to uneven blocks only
+        return support_of_blocks(Blocks(clusters, blocks, ()), counts, model.states, model.uneven)
+
+    @cached_property
+    def word_counts(self) -> np.ndarray:
+        """How often each word stands in the text."""
+        return np.bincount(self.text(COUNTED), minlength=self.vocab_size)
+
+    def cost(self, config: Config) -> Estimate:
+        return estimate(config, self.vocab_size, blocks=self.blocks, each=self.widest(config))
+
+    def widest(self, config: Config) -> int | None:
+        """States of the largest block, where blocks are not alike."""
+        return self.support(config).width if config.model.uneven else None
 
     def model(self, config: Config, support: Support) -> Any:
         seeded = torch.Generator().manual_seed(0)
@@ -130,6 +149,11 @@ class _Sizes:
         return np.where(draw.random(number) * SENTENCE < 1, EOS, words)
 
 
+def widest_block(config: Config, vocab_size: int, blocks: int | None) -> int:
+    """States of the largest block where blocks share them by the text that is made up."""
+    return _Sizes(vocab_size, blocks, torch.device("cpu"), 0).support(config).width
+
+
 def _zipf(draw: np.random.Generator, ranks: int, number: int) -> np.ndarray:
     weights = 1 / (np.arange(ranks) + 2.7)
     return draw.choice(ranks, number, p=weights / weights.sum())
@@ -146,11 +170,11 @@ class TrainingPart(_Sizes):
         return 3 if self.device.type == "cuda" else 1
 
     def work(self, config: Config) -> float:
-        return estimate(config, self.vocab_size, blocks=self.blocks).total_flops
+        return self.cost(config).total_flops
 
     def bytes(self, config: Config) -> int:
         text = DRAWN * config.data.batch_size * config.data.length
-        return estimate(config, self.vocab_size, blocks=self.blocks).total_memory + text
+        return self.cost(config).total_memory + text
 
     def run(self, config: Config, seconds: float) -> Unit:
         support, ends = self.support(config), time.perf_counter() + seconds
@@ -218,11 +242,12 @@ class ScoringPart(_Sizes):
     """
 
     def work(self, config: Config) -> float:
-        cost = estimate(_kept(config), self.vocab_size, blocks=self.blocks)
+        cost = self.cost(_kept(config))
         return sum(cost.flops.get(name, 0) for name in ("recursion", "tiles"))
 
     def bytes(self, config: Config) -> int:
-        return scoring_memory(config, self.vocab_size, blocks=self.blocks)
+        each = self.widest(config)
+        return scoring_memory(config, self.vocab_size, blocks=self.blocks, each=each)
 
     def run(self, config: Config, seconds: float) -> Unit:
         lm, ends = HmmLM(self.hmm(config)), time.perf_counter() + seconds
@@ -251,7 +276,7 @@ class GuidingPart(_Sizes):
         assert states is not None
         tables = 4 * BUDGET * 2**KEYWORDS * states
         rows = config.data.batch_size * (4 * states + 48 * self.vocab_size)
-        file = estimate(config, self.vocab_size, blocks=self.blocks).file_bytes
+        file = self.cost(config).file_bytes
         # Looking ahead has p(z' | z) as a table while it is made, the guide may keep it.
         model = config.model
         is_dense = not (model.states_per_word or model.blocks or self.blocks)

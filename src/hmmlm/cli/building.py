@@ -41,6 +41,8 @@ def build_other(corpus: Any, config: Any, ranks: Any, indent: int) -> Built:
 
     from hmmlm.baselines.ngram import Unigram
     from hmmlm.neural_model import NeuralModel
+    from hmmlm.train.estimate import network_memory
+    from hmmlm.train.memory import check_training
 
     kind, words = config.model.kind, corpus.tokenizer
     if ranks.ranks > 1:
@@ -49,13 +51,16 @@ def build_other(corpus: Any, config: Any, ranks: Any, indent: int) -> Built:
             f"without torchrun."
         )
     frequency = Unigram(corpus.split("train"), words.vocab_size).log_probs.exp().float()
-    model = config.params.build(
-        words.vocab_size,
-        start_id=words.eos_id,
-        word_probs=frequency,
-        generator=torch.Generator().manual_seed(config.seed),
-    ).to(ranks.device)
-    size = sum(parameter.numel() for parameter in model.parameters())
+    given = {"start_id": words.eos_id, "word_probs": frequency}
+    seeded = torch.Generator().manual_seed(config.seed)
+    with torch.device("meta"):  # sizes without numbers
+        shapes = config.params.build(
+            words.vocab_size, **given, generator=torch.Generator("cpu").manual_seed(0)
+        )
+    size = sum(parameter.numel() for parameter in shapes.parameters())
+    smaller = "use a smaller model, such as by model.width, or smaller batches"
+    check_training(network_memory(config, size, words.vocab_size), ranks.device, advice=smaller)
+    model = config.params.build(words.vocab_size, **given, generator=seeded).to(ranks.device)
     say(f"{kind}; {size:,} parameters", indent=indent)
 
     def keep(described: dict[str, Any]) -> NeuralModel:

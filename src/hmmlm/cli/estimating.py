@@ -98,14 +98,8 @@ def estimate(
     config = make_config(tables)
     vocab, tokens = _sizes(config.data, vocab, tokens)
     config, reason = with_sizes(config, tokens, vocab)
-    model, found = config.model, None
+    model, found, each = config.model, None, None
     assert model.states is not None
-    if model.uneven:
-        raise InputError(
-            "model.uneven shares the states of blocks by the tokens of a text, which an estimate "
-            "does not have; leave it out, with states that the blocks can share equally, and count "
-            "on more: a block may have twice as many."
-        )
     if model.clusters:
         path = Path(model.clusters)
         found = count_blocks(path, model.states, like_hmm_lm=model.like_hmm_lm)
@@ -119,8 +113,13 @@ def estimate(
             f"{found or model.blocks:,} blocks need as many words but the vocabulary has "
             f"{vocab:,}; use fewer blocks, or give --vocab."
         )
+    if model.uneven:
+        from hmmlm.calibration.parts import widest_block
+
+        each = widest_block(config, vocab, found)
+        reason += f", {each:,} at most"
     place = pick_device(device) if measure else ""
-    cost = cost_of(config, vocab, blocks=found)
+    cost = cost_of(config, vocab, blocks=found, each=each)
     say(
         f"{model.kind}, {model.states:,} states{reason}, {cost.kept_states:,} kept; "
         f"{cost.parameters:,} parameters, {cost.tokens:,} tokens a {cost.unit}"

@@ -90,12 +90,13 @@ def block_facts(made: Blocks, counts: Int[np.ndarray, " V"], origin: str) -> dic
 
 
 def states_of_blocks(
-    states: int, tokens: Int[np.ndarray, " M"], uneven: float
+    states: int, tokens: Int[np.ndarray, " M"], uneven: float, *, widest: int | None = None
 ) -> Int[np.ndarray, " M"]:
     """How many states each block has, in proportion to tokens^uneven: all alike for 0.
 
     `tokens` are those of the block's words in the training text. Every state is given to a block,
-    one at least to each, and to none more than twice the average.
+    one at least to each, and to none more than twice the average, nor than `widest` unless the
+    average is more.
     """
     blocks = len(tokens)
     if states < blocks:
@@ -103,6 +104,8 @@ def states_of_blocks(
             f"{counted(states, 'state')} are fewer than {blocks:,} blocks, each of which needs one."
         )
     most = max(1, MOST * states // blocks)
+    if widest is not None:
+        most = max(-(-states // blocks), min(most, widest))
     weights = np.maximum(tokens, 1).astype(np.float64) ** uneven
     low, high = 0.0, states / weights.min()
     for _ in range(100):  # the largest factor that gives no more than there are

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hmmlm.inference.chain import Chain
+from hmmlm.inference.missing import Gaps, Group, Parted, join, part
 from hmmlm.inference.recursion import SUMMED, TILED, Backward, Forward
 from hmmlm.ops.dense_chain import compiled as dense_chain
 from hmmlm.ops.links import CountSums
@@ -25,7 +26,11 @@ class TilesOfStretch(NamedTuple):
 
 
 class BlockScaled:
-    """Chains on a CPU whose words have K states each, without missing tokens."""
+    """Chains on a CPU whose words have K states each.
+
+    The compiled loop takes each row from one missing token to the next; the steps into and out of
+    those, which have all states, are taken for all rows that have come to one.
+    """
 
     arithmetic = scaled
 
@@ -33,7 +38,10 @@ class BlockScaled:
         self.chain = chain
         support = chain.hmm.support
         self.rows = support.rows  # (R, K)
-        self.row_of_step = support.row_of_word[chain.tokens]  # (B, T)
+        self.row_of_step = support.row_of_word[chain.tokens.clamp(min=0)]  # (B, T)
+        self.gaps = Gaps(chain)
+        self.any_gap = any(chain.wide)
+        self.every = torch.arange(chain.batch)
         self.kept: dict[tuple[int, int], TilesOfStretch] = {}
 
     @property
@@ -42,7 +50,10 @@ class BlockScaled:
         factors = self.chain.hmm.transitions.fields()[0].shape[1]
         each = self.chain.batch * width * (width + min(2 * factors, 1024))
         # Transitions of a stretch are summed in the type of the tables, so it has no more steps.
-        return max(1, min(TILED // each, SUMMED // self.chain.batch))
+        steps = min(TILED // each, SUMMED // self.chain.batch)
+        if self.any_gap:
+            steps = min(steps, TILED // (self.chain.batch * self.chain.hmm.num_states))
+        return max(1, steps)
 
     def _starts(self, steps: slice) -> tuple[Float[Tensor, "N K"], Int[Tensor, "B C"]]:
         """p(z1) on the states of the steps that start afresh, and which of them a step has."""
@@ -63,49 +74,85 @@ class BlockScaled:
         tokens = self.chain.tokens[:, start : start + seen.shape[1]]
         dense_chain.add_rows(table, tokens, posteriors, seen)
 
+    def _room(self, start: int, stop: int, steps: int, zero: float = 0.0) -> Parted:
+        """Room for the messages of a stretch; those of words for so many steps."""
+        like, states = self.chain.hmm.log_init, self.chain.hmm.num_states
+        make = like.new_zeros if self.any_gap else like.new_empty
+        gone = int(self.chain.missing[:, start:stop].sum()) if self.any_gap else 0
+        narrow = make(self.chain.batch, steps, self.rows.shape[1])
+        return Parted(self.chain, start, stop, narrow, like.new_empty(gone, states), zero)
+
+    def _part(self, step: int, message: Tensor) -> tuple[Tensor, Tensor]:
+        """A message on the states of words, and on all states where the chain has a gap."""
+        return part(self.chain, step, message) if self.any_gap else (message, message[:, :0])
+
     def forward(self, start: int, stop: int, message: Tensor | None, *, keep: bool) -> Forward:
-        chain, like = self.chain, self.chain.hmm.log_init
-        size = (chain.batch, stop - start, self.rows.shape[1])
-        messages = like.new_empty(size if keep else (chain.batch, 0, size[2]))
-        log_probs = like.new_empty(size[:2])
+        chain = self.chain
+        kept = self._room(start, stop, stop - start if keep else 0)
+        log_probs = chain.hmm.log_init.new_empty(chain.batch, stop - start)
         low = torch.zeros(chain.batch, dtype=torch.bool)
-        first = start
-        if message is None and chain.belief is None:
-            message = like.new_zeros(chain.batch, size[2])  # not read: every row restarts
-        elif message is None:
-            message, log_prob, low = scaled.absorb(scaled.enter(chain.first), chain.emission(0))
-            log_probs[:, 0] = log_prob
-            if keep:
-                messages[:, 0] = message
-            first = start + 1
+        at = torch.full((chain.batch,), start)  # the step that each row takes next
+        if message is not None:
+            narrow, wide = self._part(start - 1, message)
+        elif chain.belief is None:
+            nothing = log_probs.new_zeros(chain.batch, self.rows.shape[1])
+            narrow, wide = self._part(-1, nothing)  # not read: every row restarts
+        else:
+            message, log_probs[:, 0], low = scaled.absorb(
+                scaled.enter(chain.first), chain.emission(0)
+            )
+            narrow, wide = self._part(0, message)
+            kept.narrow[:, :1] = narrow[:, None]
+            if chain.wide[0]:
+                kept.wide[kept.order[kept.missing[:, 0], 0]] = wide[kept.missing[:, 0]]
+            at += 1
         for begin in range(start, stop, self.stretch):
             end = min(begin + self.stretch, stop)
+            span, place = slice(begin, end), slice(begin - start, end - start)
             tiles = self._tiles(begin, end)
-            span = slice(begin, end)
-            part = messages[:, begin - start : end - start]
-            scales = log_probs.new_empty(size[0], end - begin)
-            kept = part.contiguous() if keep else messages
             initial, start_of_step = self._starts(span)
-            message = compiled.forward(
-                message,
-                tiles.probs,
-                tiles.log_most,
-                tiles.tile_of_step,
-                chain.hmm.log_emit,
-                chain.tokens[:, span],
-                initial,
-                start_of_step,
-                chain.active[:, span],
-                scales,
-                low,
-                kept,
-                begin=max(first - begin, 0),
-            )
-            done = max(first - begin, 0)
-            log_probs[:, begin - start + done : end - start] = scales[:, done:]
-            if keep:
-                part[:, done:] = kept[:, done:]
-        return Forward(messages if keep else (), message, log_probs, low)
+            scales, some = log_probs[:, place].contiguous(), kept.narrow[:, place].contiguous()
+            while True:
+                until = self.gaps.next[self.every, at].clamp(max=end)
+                narrow = compiled.forward(
+                    narrow,
+                    tiles.probs,
+                    tiles.log_most,
+                    tiles.tile_of_step,
+                    chain.hmm.log_emit,
+                    chain.tokens[:, span],
+                    initial,
+                    start_of_step,
+                    chain.active[:, span],
+                    scales,
+                    low,
+                    some,
+                    at - begin,
+                    until - begin,
+                )
+                at, rows = until, (until < end).nonzero()[:, 0]
+                if not len(rows):
+                    break
+                for group in self.gaps.groups(rows, at[rows]):
+                    mine, step = group.rows, group.steps - begin
+                    prediction = chain.hmm.log_init.exp().expand(len(mine), -1)
+                    if group.link is not None:
+                        message = wide[mine] if group.from_gap else narrow[mine]
+                        prediction, _ = scaled.push(group.link, message)
+                    after, scales[mine, step], lost = scaled.absorb(prediction, group.log_emission)
+                    low[mine] |= lost
+                    if group.at_gap:
+                        wide[mine] = kept.wide[kept.order[mine, group.steps - start]] = after
+                    else:
+                        narrow[mine] = after
+                        if keep:
+                            some[mine, step] = after
+                at[rows] += 1
+            log_probs[:, place], kept.narrow[:, place] = scales, some
+        if not self.any_gap:
+            return Forward(kept.narrow if keep else (), narrow, log_probs, low)
+        last = join(chain, stop - 1, narrow, wide[chain.missing[:, stop - 1]], 0.0)
+        return Forward(kept if keep else (), last, log_probs, low)
 
     def backward(
         self,
@@ -117,48 +164,116 @@ class BlockScaled:
         sums: CountSums | None = None,
         times: Float[Tensor, " B"] | None = None,
     ) -> Backward:
-        chain, messages = self.chain, forward.messages
-        assert isinstance(messages, Tensor)
-        if back is None:
-            back = torch.ones_like(messages[:, 0])
+        chain, kept = self.chain, forward.messages
+        if isinstance(kept, Tensor):
+            kept = Parted(chain, start, stop, kept, kept.new_empty(0, chain.hmm.num_states))
+        assert isinstance(kept, Parted)
+        narrow, wide = self._part(-1, torch.ones_like(kept.narrow[:, 0]))
+        wide.fill_(1.0)  # as it is where nothing comes back to a missing token
+        entering = torch.empty_like(wide)
+        if back is not None:
+            narrow, found = self._part(stop - 1, back)
+            gone = chain.missing[:, stop - 1]
+            wide[gone] = found[gone]
+        words_before = None if before is None else self._part(start - 1, before)[0]
         counted = sums is not None and times is not None
-        posteriors, totals = torch.empty_like(messages), torch.empty_like(forward.log_probs)
+        found = self._room(start, stop, stop - start, 0.0 if counted else -torch.inf)
+        totals = torch.ones_like(forward.log_probs)
         low = torch.zeros(chain.batch, dtype=torch.bool)
         for end in range(stop, start, -self.stretch):
             begin = max(end - self.stretch, start)
             span, place = slice(begin, end), slice(begin - start, end - start)
-            through = chain.active[:, span] & ~chain.restart[:, span]
-            previous = messages[:, begin - start - 1] if begin > start else before
-            here, tiles = messages[:, place].contiguous(), self._tiles(begin, end)
-            part, total = torch.empty_like(here), totals.new_empty(here.shape[:2])
-            pairs = torch.empty_like(here) if counted else here.new_empty(0, 0, 0)
+            previous = kept.narrow[:, begin - start - 1] if begin > start else words_before
+            here, tiles = kept.narrow[:, place].contiguous(), self._tiles(begin, end)
+            some, total = found.narrow[:, place].contiguous(), totals[:, place].contiguous()
+            pairs = torch.zeros_like(here) if counted else here.new_empty(0, 0, 0)
             shifted = self.row_of_step[:, max(begin - 1, 0) : end - 1]
             if begin == 0:
                 shifted = torch.cat([shifted.new_zeros(chain.batch, 1), shifted], 1)
-            back = compiled.backward(
-                back,
-                tiles.probs,
-                tiles.tile_of_step,
-                chain.hmm.log_emit,
-                chain.tokens[:, span],
-                ~through,
-                previous,
-                (self.rows[shifted] >= 0).sum(2),
-                here,
-                part,
-                total,
-                low,
-                pairs,
-                counted=counted,
-            )
-            posteriors[:, place], totals[:, place] = part, total
+            at = torch.full((chain.batch,), end - 1)  # the step that each row goes back from
+            while True:
+                first = self.gaps.last[self.every, at.clamp(min=0)].clamp(min=begin - 1) + 1
+                first = torch.minimum(first, at + 1)
+                narrow = compiled.backward(
+                    narrow,
+                    tiles.probs,
+                    tiles.tile_of_step,
+                    chain.hmm.log_emit,
+                    chain.tokens[:, span],
+                    ~self.gaps.through[:, span],
+                    previous,
+                    (self.rows[shifted] >= 0).sum(2),
+                    here,
+                    some,
+                    total,
+                    low,
+                    pairs,
+                    first - begin,
+                    at + 1 - begin,
+                    counted=counted,
+                )
+                at, rows = first - 1, (first > begin).nonzero()[:, 0]
+                if not len(rows):
+                    break
+                used = None if times is None else torch.where(low, 0.0, times)
+                for group in self.gaps.groups(rows, at[rows]):
+                    mine, step = group.rows, group.steps - begin
+                    slot = kept.order[mine, group.steps - start]
+                    message = kept.wide[slot] if group.at_gap else here[mine, step]
+                    after = wide[mine] if group.at_gap else narrow[mine]
+                    met = (message * after).sum(1)
+                    total[mine, step] = met
+                    seen = after
+                    if counted:
+                        seen = message * after / met.clamp(min=scaled.lowest(met.dtype))[:, None]
+                    if group.at_gap:
+                        found.wide[slot] = seen
+                    else:
+                        some[mine, step] = seen
+                    weight = scaled.weigh(after, group.log_emission)
+                    narrow[mine], wide[mine] = 1.0, 1.0
+                    if group.link is None:
+                        entering[mine] = weight  # of use at step 0, if a belief is carried in
+                        continue
+                    earlier = wide if group.from_gap else narrow
+                    if sums is None or used is None:
+                        earlier[mine], lost = scaled.pull(group.link, weight)
+                    else:
+                        message = self._message_before(group, kept, before)
+                        earlier[mine], lost = scaled.pull_pairs(
+                            group.link, sums, message, weight, used[mine]
+                        )
+                    low[mine] |= lost
+                at[rows] -= 1
+            found.narrow[:, place], totals[:, place] = some, total
             if sums is not None and times is not None:
                 low |= ((total < scaled.lowest(total.dtype)) & chain.active[:, span]).any(1)
-                self._add_pairs(sums, times, tiles, previous, here, pairs, through, low)
+                self._add_pairs(sums, times, tiles, previous, here, pairs, entering, span, low)
         low |= ((totals < scaled.lowest(totals.dtype)) & chain.active[:, start:stop]).any(1)
+        last = narrow
+        if self.any_gap and start > 0:
+            last = join(chain, start - 1, narrow, wide[chain.missing[:, start - 1]], 0.0)
         if not counted:
-            posteriors = messages.log() + posteriors.log() - totals.log()[:, :, None]
-        return Backward(posteriors, back, low)
+            logs = totals.log()
+            found.narrow.log_().add_(kept.narrow.log()).sub_(logs[:, :, None])
+            found.wide.log_().add_(kept.wide.log()).sub_(logs[kept.missing][:, None])
+        return Backward(found if self.any_gap else found.narrow, last, low)
+
+    def _message_before(self, group: Group, kept: Parted, before: Tensor | None) -> Tensor:
+        """The forward messages of the steps before those of a group."""
+        place = group.steps - 1 - kept.start
+        inside = place >= 0
+        width = self.chain.hmm.num_states if group.from_gap else self.rows.shape[1]
+        message = kept.wide.new_empty(len(place), width)
+        rows, place = group.rows[inside], place[inside]
+        if group.from_gap:
+            message[inside] = kept.wide[kept.order[rows, place]]
+        else:
+            message[inside] = kept.narrow[rows, place]
+        if before is not None:
+            words, everything = self._part(kept.start - 1, before)
+            message[~inside] = (everything if group.from_gap else words)[group.rows[~inside]]
+        return message
 
     def _add_pairs(
         self,
@@ -168,18 +283,23 @@ class BlockScaled:
         previous: Tensor | None,
         messages: Tensor,
         pairs: Tensor,
-        through: Bool[Tensor, "B C"],
+        entering: Tensor,
+        span: slice,
         low: Bool[Tensor, " B"],
     ) -> None:
-        """Adds the joints of neighbouring steps, so many times for each row."""
+        """Adds the joints of neighbouring words, so many times for each row."""
         used = torch.where(low, 0.0, times)
-        counts = through & (used != 0)[:, None]
+        through = self.gaps.through[:, span] & (used != 0)[:, None]
+        counts = through & ~self.gaps.touched[:, span]
         if previous is None:
             if self.chain.belief is not None:
                 message, link = self.chain.entry()
-                entering = torch.where(counts[:, 0], used, 0.0)
-                first = torch.where(counts[:, :1], pairs[:, 0], 0.0)
-                low |= scaled.add_pairs(link, sums, scaled.enter(message), first, entering)
+                weight = pairs[:, 0]
+                if self.chain.wide[0]:
+                    weight = join(self.chain, 0, weight, entering[self.chain.missing[:, 0]], 0.0)
+                weight = torch.where(through[:, :1], weight, 0.0)
+                begun = torch.where(through[:, 0], used, 0.0)
+                low |= scaled.add_pairs(link, sums, scaled.enter(message), weight, begun)
             counts = counts.clone()
             counts[:, 0] = False
             previous = torch.zeros_like(messages[:, 0])
@@ -198,7 +318,7 @@ class BlockScaled:
         earlier = self.row_of_step[:, max(start - 1, 0) : stop - 1]
         if start == 0:
             earlier = torch.cat([here[:, :1], earlier], 1)  # into the first step: not read
-        needed = chain.active[:, start:stop] & ~chain.restart[:, start:stop]
+        needed = (self.gaps.through & ~self.gaps.touched)[:, start:stop]
         codes = torch.where(needed, earlier * number + here, -1)
         found, tile_of_step = codes.unique(return_inverse=True)
         found = found.clamp(min=0)

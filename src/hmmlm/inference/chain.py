@@ -228,6 +228,24 @@ class Chain:
             everything if destinations is None else destinations,
         )
 
+    def among(
+        self, sources: Int[Tensor, "N K"] | None, destinations: Int[Tensor, "N L"] | None
+    ) -> Wide:
+        """The link of some rows between named states and all: only what some row names is made."""
+        named = destinations if sources is None else sources
+        if named is None:
+            return Wide(self.table)
+        ids, place = named.unique(return_inverse=True)
+        if ids[0] < 0:
+            ids, place = ids[1:], place - 1  # padding stays -1
+        if 2 * len(ids) > self.hmm.num_states and isinstance(self.hmm.transitions, Dense):
+            return Wide(self.table, sources, destinations)  # rather than copy most of it
+        rows, columns = (None, ids) if sources is None else (ids, None)
+        sources, destinations = (None, place) if sources is None else (place, None)
+        part = self.hmm.transitions.among(rows, columns)
+        size = self.hmm.num_states if rows is None else len(rows)
+        return Wide(Table(part, size, keep=False), sources, destinations, rows, columns)
+
     def tiles(self, sources: Int[Tensor, "B K"], destinations: Int[Tensor, "B L"]) -> Tiles:
         """The link between named sources and named states, -inf in padding."""
         tile = self.hmm.transitions.tile(sources, destinations)

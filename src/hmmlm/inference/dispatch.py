@@ -38,15 +38,19 @@ def choose(
 ) -> tuple[str, str]:
     """The implementation that will run on a chain, and the reason."""
     if implementation == "auto":
-        reason = "the only implementation"
+        reason, kept_from = "the only implementation", ""
         if KERNEL in offered and chain is not None:
-            reason = why_not(chain.hmm.device) or why_no_kernel(chain)
+            reason = why_not(chain.hmm.device)
             if reason is None:
-                return KERNEL, "the fastest on a GPU at every size that was measured"
+                reason = why_no_kernel(chain)
+                if reason is None:
+                    return KERNEL, "the fastest on a GPU at every size that was measured"
+                kept_from = f"; no kernel, for {reason}"
         if "scaled" in offered:
             return (
                 "scaled",
-                "matrix products; rows that lose digits are redone in a wider arithmetic",
+                "matrix products; rows that lose digits are redone in a wider arithmetic"
+                + kept_from,
             )
         return offered[0], reason
     if implementation not in offered:
@@ -73,6 +77,8 @@ def answer(
     """
     name, _ = choose(implementation, offered, chain)
     if name != KERNEL:
+        if implementation == "auto" and KERNEL in offered and why_not(chain.hmm.device) is None:
+            _tell_if_too_wide(chain, name)
         return _in_full(run, name), name
     try:
         return _in_full(run, name), name
@@ -88,10 +94,28 @@ def answer(
         raise InputError(f"implementation is 'kernel' but it failed ({reason}); use {plain}.")
     if chain.hmm.device.type == "cuda":
         torch.cuda.empty_cache()
+    _warn_once(f"Kernels failed, so {plain} runs, slower", reason)
+    return _in_full(run, plain), plain
+
+
+def _tell_if_too_wide(chain: Chain, name: str) -> None:
+    """A model that kernels cannot read, whatever the text, is far slower on a GPU: says so once."""
+    reason = _too_wide(chain)
+    if reason is not None:
+        _warn_once(f"Kernels cannot run, so {name} runs, slower", reason)
+
+
+def _warn_once(said: str, reason: str) -> None:
     if reason not in _told:
         _told.add(reason)
-        warnings.warn(f"Kernels failed, so {plain} runs, slower: {reason}", stacklevel=3)
-    return _in_full(run, plain), plain
+        warnings.warn(f"{said}: {reason}", stacklevel=4)
+
+
+def _too_wide(chain: Chain) -> str | None:
+    width = chain.hmm.support.width
+    if chain.dense or width <= WIDEST:
+        return None
+    return f"a word has {width:,} states, and the kernel takes {WIDEST:,}"
 
 
 def _in_full(run: Callable[[str], T], name: str) -> T:
@@ -117,8 +141,8 @@ def why_no_kernel(chain: Chain) -> str | None:
     hmm = chain.hmm
     if chain.dense and not chain.table.is_resident:
         return f"a table of {hmm.num_states:,} states squared is too large to be kept"
-    if not chain.dense and hmm.support.width > WIDEST:
-        return f"a word has {hmm.support.width:,} states, and the kernel takes {WIDEST:,}"
+    if (reason := _too_wide(chain)) is not None:
+        return reason
     if any(chain.wide):
         return "a token is missing (-1), which the kernel of blocks does not know"
     known = (torch.float32,) if _is_stepwise(chain) else (torch.float32, torch.float64)
@@ -162,7 +186,7 @@ def recursion(chain: Chain, name: str, *, back: bool = False) -> Passes:
         return Stepwise(chain, reference)
     if chain.dense and chain.table.is_resident:
         return DenseScaled(chain)
-    if not chain.dense and chain.hmm.device.type == "cpu" and not any(chain.wide):
+    if not chain.dense and chain.hmm.device.type == "cpu":
         from hmmlm.inference.blocks import BlockScaled  # numba takes a second to import
 
         return BlockScaled(chain)

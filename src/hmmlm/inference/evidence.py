@@ -19,6 +19,7 @@ from hmmlm.inference.dispatch import (
     widened,
 )
 from hmmlm.inference.gradients import refuse_belief, with_gradient, without_gradient
+from hmmlm.inference.missing import Parted
 from hmmlm.inference.scan import SCAN, Scan
 from hmmlm.ops.links import gather
 from hmmlm.results import Belief, LogProb, StateProbs
@@ -237,13 +238,17 @@ def _forward_rows(
     low = torch.zeros(chain.batch, dtype=torch.bool, device=chain.hmm.device)
     message = None
     for start, stop in stretches(chain.steps, passes.stretch):
-        part = passes.forward(start, stop, message, keep=record is not None)
+        # Rows that end in a stretch may do so with more states than its last step has.
+        part = passes.forward(start, stop, message, keep=record is not None or any(chain.wide))
         message = part.last
         scores[:, start:stop] = part.log_probs
         low |= part.low
         if record is not None:
             write_states(chain, record, start, stop, part.messages, passes.arithmetic.leave)
-        final.visit(start, stop, message, passes.leave)
+        if any(chain.wide):
+            final.visit_all(part.messages, passes.leave, start)
+        else:
+            final.visit(start, stop, message, passes.leave)
     return low
 
 
@@ -281,7 +286,7 @@ class LastMessage:
 
     def visit_all(
         self,
-        messages: Sequence[Tensor] | Tensor,
+        messages: Sequence[Tensor] | Tensor | Parted,
         leave: Callable[[Tensor], Tensor],
         start: int = 0,
     ) -> None:
@@ -340,12 +345,16 @@ def write_states(
     record: StateProbs,
     start: int,
     stop: int,
-    messages: Sequence[Tensor] | Tensor,
+    messages: Sequence[Tensor] | Tensor | Parted,
     leave: Callable[[Tensor], Tensor],
 ) -> None:
     """Writes the messages of a stretch into a record of distributions over states."""
+    if isinstance(messages, Parted):
+        order = chain.missing_order[:, start:stop][messages.missing]
+        record.missing_log_probs[order] = leave(messages.wide)
+        messages = messages.narrow
     if isinstance(messages, Tensor):
-        ended = ~chain.active[:, start:stop, None]
+        ended = ~chain.active[:, start:stop, None] | chain.missing_rows[:, start:stop, None]
         record.log_probs[:, start:stop] = leave(messages).masked_fill_(ended, -torch.inf)
         if not chain.dense:
             ids = chain.hmm.global_states(chain.hmm.support.states_of(chain.tokens[:, start:stop]))

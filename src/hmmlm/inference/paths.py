@@ -1,5 +1,6 @@
 """State paths: the best one, and draws from the posterior."""
 
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -7,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hmmlm.hmm import HMM
-from hmmlm.inference.chain import Chain, all_states
+from hmmlm.inference.chain import Chain
 from hmmlm.inference.dispatch import (
     KERNEL,
     WITH_KERNEL,
@@ -17,6 +18,7 @@ from hmmlm.inference.dispatch import (
     widened,
 )
 from hmmlm.inference.gradients import without_gradient
+from hmmlm.inference.missing import Parted
 from hmmlm.ops.links import finite
 from hmmlm.ops.viterbi import best_predecessors
 from hmmlm.results import Belief, BestPath, PathSamples
@@ -153,22 +155,22 @@ def _sample_paths(
         return _sample_by_kernel(chain, num_samples, generator)
     passes = recursion(chain, name)
     forward = passes.forward(0, chain.steps, None, keep=True)
-    messages = forward.messages
-    kept = messages.unbind(1) if isinstance(messages, Tensor) else messages
     paths = torch.full((chain.batch, num_samples, chain.steps), -1, device=chain.hmm.device)
     possible = torch.isfinite(forward.log_probs).all(1)
-    slot = torch.zeros(chain.batch, num_samples, dtype=torch.long, device=chain.hmm.device)
+    drawn = torch.zeros(chain.batch, num_samples, dtype=torch.long, device=chain.hmm.device)
     for step in range(chain.steps - 1, -1, -1):
-        log_message = passes.arithmetic.leave(kept[step])  # (B, W)
-        weights = log_message[:, None, :].expand(-1, num_samples, -1)
-        if step + 1 < chain.steps:
-            # What follows says something of this step only if it was entered from here.
-            through = chain.active[:, step + 1] & ~chain.restart[:, step + 1]
-            onward = _into(chain, step, slot)  # (B, N, W)
-            weights = torch.where(through[:, None, None], weights + onward, weights)
-        slot = torch.where(possible[:, None], draw(weights, generator), slot.clamp(max=0))
+        for rows, states, message in _messages_at(chain, forward.messages, step):
+            log_message = passes.arithmetic.leave(message)  # (n, W)
+            weights = log_message[:, None, :].expand(-1, num_samples, -1)
+            if step + 1 < chain.steps:
+                # What follows says something of this step only if it was entered from here.
+                through = chain.active[rows, step + 1] & ~chain.restart[rows, step + 1]
+                onward = _into(chain, states, drawn[rows])  # (n, N, W)
+                weights = torch.where(through[:, None, None], weights + onward, weights)
+            slot = torch.where(possible[rows, None], draw(weights, generator), 0)
+            drawn[rows] = slot if states is None else states.gather(1, slot)
         inside = (chain.active[:, step] & possible)[:, None]
-        paths[:, :, step] = torch.where(inside, chain.states_at(step, slot), -1)
+        paths[:, :, step] = torch.where(inside, chain.hmm.global_states(drawn), -1)
     if name != "reference" and forward.low.any():
         rows = forward.low.nonzero().flatten()
         paths[rows] = _sample_paths(*widened(chain, name, rows), num_samples, generator)
@@ -193,12 +195,32 @@ def _sample_by_kernel(
     return paths
 
 
-def _into(chain: Chain, step: int, slot: Int[Tensor, "B N"]) -> Float[Tensor, "B N W"]:
+def _messages_at(
+    chain: Chain, messages: Sequence[Tensor] | Tensor | Parted, step: int
+) -> Iterator[tuple[Int[Tensor, " n"], Int[Tensor, "n K"] | None, Float[Tensor, "n W"]]]:
+    """Rows of a step, their states (None: all of them) and messages; missing tokens apart."""
+    rows = torch.arange(chain.batch, device=chain.hmm.device)
+    if not isinstance(messages, Parted):
+        here = messages[:, step] if isinstance(messages, Tensor) else messages[step]
+        yield rows, chain.states(step), here
+        return
+    gone = chain.missing[:, step]
+    if not bool(gone.all()):
+        words = rows[~gone]
+        states = chain.hmm.support.states_of(chain.tokens[words, step])
+        yield words, states, messages.narrow[words, step]
+    if chain.wide[step]:
+        yield rows[gone], None, messages.wide[messages.order[gone, step]]
+
+
+def _into(
+    chain: Chain, states: Int[Tensor, "n W"] | None, following: Int[Tensor, "n N"]
+) -> Float[Tensor, "n N W"]:
     """log p(z_t+1 = the chosen state | z_t) for every state of a step."""
-    following = chain.local_at(step + 1, slot)  # (B, N)
-    states = chain.states(step)
-    states = all_states(chain) if states is None else states
-    tile = chain.hmm.transitions.tile(states, following)  # (B, W, N)
+    if states is None:
+        columns = chain.hmm.transitions.columns_of(following.clamp(min=0).flatten())
+        return columns[:, : chain.hmm.num_states].reshape(*following.shape, -1)
+    tile = chain.hmm.transitions.tile(states, following)  # (n, W, N)
     return tile.masked_fill((states < 0)[:, :, None], -torch.inf).transpose(1, 2)
 
 

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hmmlm.inference.chain import Chain
+from hmmlm.inference.missing import Parted
 from hmmlm.ops.links import CountSums
 from hmmlm.ops.messages import scaled
 
@@ -31,7 +32,8 @@ SUMMED = 1 << 12
 class Forward(NamedTuple):
     """A stretch of the forward pass: filtered messages and log p(x_t | x_<t)."""
 
-    messages: Sequence[Tensor] | Tensor  # (B, W) per step, or one (B, C, Z); empty when not kept
+    # (B, W) per step, one (B, C, Z), or in two places; empty when not kept.
+    messages: Sequence[Tensor] | Tensor | Parted
     last: Tensor  # (B, W): the message to go on with
     log_probs: Float[Tensor, "B C"]
     low: Bool[Tensor, " B"]  # rows that lost digits and must be redone in a wider arithmetic
@@ -44,7 +46,7 @@ class Backward(NamedTuple):
     need not fit a number.
     """
 
-    posteriors: Sequence[Tensor] | Tensor
+    posteriors: Sequence[Tensor] | Tensor | Parted
     back: Tensor  # (B, W)
     low: Bool[Tensor, " B"]
 

@@ -19,6 +19,7 @@ from hmmlm.inference.evidence import (
     write_states,
 )
 from hmmlm.inference.gradients import without_gradient
+from hmmlm.inference.missing import Parted
 from hmmlm.inference.recursion import SUMMED, Backward, Forward, Passes
 from hmmlm.inference.scan import SCAN, Scan
 from hmmlm.ops.kernels import room
@@ -217,8 +218,14 @@ def _add_states(
     weighted = bool(((times != 0) & (times != 1)).any())
     seen = counted & ~chain.missing[:, start:stop]
     starts = counted & chain.restart[:, start:stop]
-    if isinstance(backward.posteriors, Tensor):
-        posteriors = backward.posteriors
+    posteriors = backward.posteriors
+    if isinstance(posteriors, Parted):
+        gone = posteriors.missing
+        first = starts[gone]
+        each = times.repeat_interleave(gone.sum(1))[first]
+        init += (posteriors.wide[first].double() * each[:, None]).sum(0)
+        posteriors, starts = posteriors.narrow, starts & ~gone
+    if isinstance(posteriors, Tensor):
         if weighted:
             posteriors.mul_(times[:, None, None])
         passes.add_emissions(emit, start, posteriors, seen)
@@ -230,7 +237,7 @@ def _add_states(
             init.index_add_(0, states.clamp(min=0).flatten(), fresh.flatten())
         return
     for step in range(start, stop):
-        posterior = backward.posteriors[step - start].to(emit.dtype)
+        posterior = posteriors[step - start].to(emit.dtype)
         if weighted:
             posterior = posterior * times[:, None]
         states, tokens = chain.states(step), chain.tokens[:, step].clamp(min=0)

@@ -98,12 +98,15 @@ class Tiles:
 class Wide:
     """Between all sources and all states of a table, or those of them that are named.
 
-    None stands for all. A message on named ones is spread over all of them first.
+    None stands for all. A message on named ones is spread over all of them first. Where the table
+    is a part of a larger one, its rows or its columns say which of that one they are.
     """
 
     table: Table
     sources: Int[Tensor, "B K"] | None = None
     destinations: Int[Tensor, "B L"] | None = None
+    rows: Int[Tensor, " S"] | None = None
+    columns: Int[Tensor, " Z"] | None = None
 
 
 Link = Tiles | Wide
@@ -174,14 +177,20 @@ class CountSums:
         right.index_add_(0, destinations.flatten(), from_right.to(left.dtype))
         log_norm.index_add_(0, sources.flatten(), -tile_counts.sum(2).flatten().to(left.dtype))
 
-    def add_rows(self, rows: slice, row_counts: Float[Tensor, "N Z"]) -> None:
-        """Adds counts from a group of sources to all states."""
+    def add_rows(
+        self,
+        rows: slice | Int[Tensor, " N"],
+        row_counts: Float[Tensor, "N L"],
+        columns: Int[Tensor, " L"] | None = None,
+    ) -> None:
+        """Adds counts from a group of different sources to all states, or to those of `columns`."""
+        to = slice(None) if columns is None else columns
         if isinstance(self.transitions, Dense):
-            self.fields[0][rows] += row_counts
+            self.fields[0][rows, to] += row_counts
             return
         left, right, log_norm = self.fields
-        left[rows] += row_counts @ self.transitions.right
-        right += row_counts.T @ self.transitions.left[rows]
+        left[rows] += row_counts @ self.transitions.right[to]
+        right[to] += row_counts.T @ self.transitions.left[rows]
         log_norm[rows] -= row_counts.sum(1)
 
     def result(self) -> Tensor | FactoredCounts:

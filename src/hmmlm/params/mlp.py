@@ -86,7 +86,9 @@ def linear(
     dtype: torch.dtype = torch.float32,
 ) -> nn.Linear:
     """A linear layer, uniform as torch makes it but drawn from the generator."""
-    layer = nn.Linear(inputs, outputs, dtype=dtype, device="meta").to_empty(device="cpu")
+    layer = nn.Linear(inputs, outputs, dtype=dtype, device="meta").to_empty(
+        device=torch.get_default_device()
+    )
     limit = 1 / math.sqrt(inputs)
     with torch.no_grad():
         for parameter in layer.parameters():

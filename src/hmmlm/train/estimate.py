@@ -131,6 +131,16 @@ def estimate(
     return Estimate(parameters, file_bytes, unit, batches * tokens, total, memory, flops)
 
 
+def network_memory(config: Config, parameters: int, vocab_size: int) -> dict[str, int]:
+    """Bytes that training a network takes at least: its numbers, and those of a batch's words."""
+    train, tokens = config.train, config.data.batch_size * config.data.length
+    copies = 2 + (train.average > 0 or train.average_after > 0)  # weights, the best; the average
+    copies += 2 * (config.learner.optimiser == "adamw")  # moments
+    words = 2 * tokens * vocab_size  # log-probabilities, and the gradient of them
+    numbers = {"weights": copies * parameters, "gradients": parameters, "words": words}
+    return {name: 4 * number for name, number in numbers.items()}
+
+
 def count_parameters(
     config: Config, vocab_size: int, blocks: int | None = None, each: int | None = None
 ) -> int:
@@ -171,11 +181,13 @@ def _blocks(config: Config) -> int:
     return model.blocks or 1
 
 
-def scoring_memory(config: Config, vocab_size: int, *, blocks: int | None = None) -> int:
+def scoring_memory(
+    config: Config, vocab_size: int, *, blocks: int | None = None, each: int | None = None
+) -> int:
     """The most bytes held while the tables of all states are checked and text is scored."""
     states, blocks = config.model.states, blocks or _blocks(config)
     assert states is not None
-    _, *phases = _validation(config, vocab_size, blocks, states // blocks)
+    _, *phases = _validation(config, vocab_size, blocks, each or states // blocks)
     return round(4 * LOST * max(sum(phase.values()) for phase in phases))
 
 

@@ -37,7 +37,12 @@ def check_tables(support: Support, device: str | torch.device = "cpu") -> None:
         )
 
 
-def check_training(memory: Mapping[str, int], device: str | torch.device = "cpu") -> None:
+FEWER = "use fewer states, or --blocks (model.blocks), more of them if there are some"
+
+
+def check_training(
+    memory: Mapping[str, int], device: str | torch.device = "cpu", *, advice: str = FEWER
+) -> None:
     """Refuses a training whose estimated bytes, by part, are far beyond the memory that is free."""
     place = torch.device(device)
     needed = sum(memory.values()) - memory.get("tiles", 0)  # large ones are fewer than estimated
@@ -45,7 +50,7 @@ def check_training(memory: Mapping[str, int], device: str | torch.device = "cpu"
     if free is not None and needed > FAR.get(place.type, max(FAR.values())) * free:
         raise InputError(
             f"This training needs about {rounded(needed, 'B')} and {rounded(free, 'B')} are free; "
-            f"use fewer states, or --blocks (model.blocks), more of them if there are some."
+            f"{advice}."
         )
 
 

@@ -10,6 +10,7 @@ from jaxtyping import Int
 from hmmlm.clusters.blocks import Blocks, states_of_blocks
 from hmmlm.errors import InputError, counted
 from hmmlm.hmm import HMM
+from hmmlm.inference.dispatch import WIDEST
 from hmmlm.params import pretrained
 from hmmlm.support import Support
 from hmmlm.train.config import Config
@@ -98,12 +99,15 @@ def plain_support(config: Config, vocab_size: int) -> Support | None:
 def support_of_blocks(
     made: Blocks, counts: Int[np.ndarray, " V"], states: int, uneven: float | None
 ) -> Support:
-    """Blocks that share states equally, or as their tokens go (`clusters.states_of_blocks`)."""
+    """Blocks that share states equally, or as their tokens go (`clusters.states_of_blocks`).
+
+    A block has no more states than kernels take, unless equal shares are more.
+    """
     if not uneven:
         return Support.from_clusters(made.block_of_word.tolist(), states // made.num_blocks)
     tokens = np.zeros(made.num_blocks, np.int64)
     np.add.at(tokens, made.block_of_word, counts)
-    shared = states_of_blocks(states, tokens, uneven)
+    shared = states_of_blocks(states, tokens, uneven, widest=WIDEST)
     return Support.from_clusters(made.block_of_word.tolist(), shared.tolist())
 
 

@@ -62,18 +62,26 @@ def pull(
     link: Link, weight: Float[Tensor, "B L"]
 ) -> tuple[Float[Tensor, "B K"], Bool[Tensor, " B"]]:
     """sum_j p(j | i) weight_j for every i, its largest entry 1; and rows to be redone."""
-    if isinstance(link, Tiles):
-        back = (tile_probs(link)[0] @ weight[:, :, None])[:, :, 0]
-    else:
-        wide = spread(weight, link.destinations, link.table.num_states, zero)
-        # Into one place: small results between large tiles would leave holes in the memory.
-        back = weight.new_empty(len(weight), link.table.num_sources)
-        for rows, tile in link.table.prob_tiles():
-            back[:, rows] = wide @ tile.T
-        back = gather(back, link.sources, zero)
+    return _over_most(link, _pulled(link, weight))
+
+
+def _over_most(
+    link: Link, back: Float[Tensor, "B K"]
+) -> tuple[Float[Tensor, "B K"], Bool[Tensor, " B"]]:
     most = back.max(1, keepdim=True).values
     real = torch.ones_like(back, dtype=torch.bool) if link.sources is None else link.sources >= 0
     return back / torch.where(most > 0, most, 1.0), _lost(back, real)
+
+
+def _pulled(link: Link, weight: Float[Tensor, "B L"]) -> Float[Tensor, "B K"]:
+    if isinstance(link, Tiles):
+        return (tile_probs(link)[0] @ weight[:, :, None])[:, :, 0]
+    wide = spread(weight, link.destinations, link.table.num_states, zero)
+    # Into one place: small results between large tiles would leave holes in the memory.
+    back = weight.new_empty(len(weight), link.table.num_sources)
+    for rows, tile in link.table.prob_tiles():
+        back[:, rows] = wide @ tile.T
+    return gather(back, link.sources, zero)
 
 
 def posterior(
@@ -107,9 +115,28 @@ def add_pairs(
 
     Rows that are reported add nothing.
     """
-    rows = times != 0
     prediction, _ = push(link, message)
-    total = (prediction * weight).sum(1)
+    return _add(link, sums, message, weight, times, (prediction * weight).sum(1))
+
+
+def pull_pairs(
+    link: Link,
+    sums: CountSums,
+    message: Float[Tensor, "B K"],
+    weight: Float[Tensor, "B L"],
+    times: Float[Tensor, " B"],
+) -> tuple[Float[Tensor, "B K"], Bool[Tensor, " B"]]:
+    """What `pull` gives, after adding what `add_pairs` does: the link is made twice, not thrice."""
+    pulled = _pulled(link, weight)
+    lost = _add(link, sums, message, weight, times, (message * pulled).sum(1))
+    back, low = _over_most(link, pulled)
+    return back, low | lost
+
+
+def _add(
+    link: Link, sums: CountSums, message: Tensor, weight: Tensor, times: Tensor, total: Tensor
+) -> Bool[Tensor, " B"]:
+    rows = times != 0
     low = ~(total >= lowest(message.dtype))  # also where it is no number
     factor = torch.where(rows & ~low, times / total, 0.0)
     weight = torch.where((rows & ~low)[:, None], weight * factor[:, None], 0.0)
@@ -121,7 +148,8 @@ def add_pairs(
     message = spread(message, link.sources, link.table.num_sources, zero)
     weight = spread(weight, link.destinations, link.table.num_states, zero)
     for part, tile in link.table.prob_tiles():
-        sums.add_rows(part, (message[:, part].T @ weight) * tile)
+        ids = part if link.rows is None else link.rows[part]
+        sums.add_rows(ids, (message[:, part].T @ weight).mul_(tile), link.columns)
     return low & rows
 
 

@@ -23,10 +23,10 @@ def forward(
     log_scales: Float[Tensor, "B C"],
     low: Bool[Tensor, " B"],
     messages: Float[Tensor, "B C K"],
-    *,
-    begin: int,
+    begin: Int[Tensor, " B"],
+    end: Int[Tensor, " B"],
 ) -> Float[Tensor, "B K"]:
-    """The forward recursion over the steps from `begin`; gives the message each row ends with.
+    """The forward recursion over the steps of each row from `begin` up to `end`: its last message.
 
     A step is message <- normalise(prediction * exp(log_weights[index])). The prediction is message
     @ tile, the tile over its largest entry, whose log is `log_most`; or initial[start_of_step]
@@ -49,9 +49,11 @@ def forward(
         log_scales,
         low,
         messages,
+        begin,
+        end,
     )
     least = given[0].dtype.type(lowest(last.dtype))
-    _by_rows(last, lambda first, stop: _forward(*given, least, begin, first, stop))
+    _by_rows(last, lambda first, stop: _forward(*given, least, first, stop))
     return last
 
 
@@ -69,10 +71,14 @@ def backward(
     totals: Float[Tensor, "B C"],
     low: Bool[Tensor, " B"],
     pairs: Float[Tensor, "B C K"],
+    begin: Int[Tensor, " B"],
+    end: Int[Tensor, " B"],
     *,
     counted: bool,
 ) -> Float[Tensor, "B K"]:
-    """C steps of the backward recursion; `back` belongs to the last of them.
+    """The backward recursion over the steps of each row from before `end` down to `begin`.
+
+    `back` belongs to the last of them, and what comes back to the step before the first.
 
     If `counted`, message forward times backward over its sum goes into `posteriors`, and weight *
     back / (probability of the step before meeting it) into `pairs`: its outer product with the
@@ -98,6 +104,8 @@ def backward(
         totals,
         low,
         pairs,
+        begin,
+        end,
     )
     least = given[0].dtype.type(lowest(last.dtype))
     flags = (previous is not None, counted)
@@ -141,18 +149,19 @@ def _forward(
     log_scales,
     low,
     messages,
-    least,
     begin,
+    end,
+    least,
     first,
     stop,
 ):  # pragma: no cover
-    steps, size = index.shape[1], message.shape[1]
+    size = message.shape[1]
     number = message.dtype.type
     tiny = np.finfo(message.dtype).tiny
     keep = messages.shape[1] > 0
     prediction = np.zeros(size, message.dtype)
     for row in range(first, stop):
-        for step in range(begin, steps):
+        for step in range(begin[row], end[row]):
             if active[row, step]:
                 fresh, taken = start_of_step[row, step], number(0)
                 if fresh >= 0:
@@ -206,18 +215,20 @@ def _backward(
     totals,
     low,
     pairs,
+    begin,
+    end,
     least,
     has_previous,
     counted,
     first,
     stop,
 ):  # pragma: no cover
-    steps, size = index.shape[1], back.shape[1]
+    size = back.shape[1]
     number = back.dtype.type
     tiny = np.finfo(back.dtype).tiny
     weight = np.zeros(size, back.dtype)
     for row in range(first, stop):
-        for step in range(steps - 1, -1, -1):
+        for step in range(end[row] - 1, begin[row] - 1, -1):
             total = number(0)
             for j in range(size):
                 total += messages[row, step, j] * back[row, j]
