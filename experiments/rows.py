@@ -100,7 +100,8 @@ class Row:
     `settings` are those of `hmmlm train --set`, beside the kind, states, blocks, seed and epochs.
     `mode` is the evaluation mode it is trained for, of the `modes` it is read in. It may be
     `taught` the first tokens' states, begin with the layers of another model, and read text that
-    another one has `drawn` beside its own: epochs are then of both. Numbers that the
+    another one has `drawn` beside its own: epochs are then of both. Words of `moved` blocks are
+    where a smaller model expects them (`hmmlm recluster`). Numbers that the
     paper does not print are None. `text` is what it is trained on instead of the dataset, to be
     seen running. One of many that are compared is not `tested`: only validation text is read.
     """
@@ -116,6 +117,7 @@ class Row:
     taught: Taught | None = None
     layers: Teacher | None = None
     drawn: Drawn | None = None
+    moved: bool = False
     seed: int = 1111
     epochs: int = 14
     paper_val: float | None = None
@@ -148,7 +150,8 @@ class Row:
         """A name for the training: rows of the same settings, in whatever table, share it."""
         text = self.text or self.dataset
         parts = (self.taught, self.layers, self.drawn)
-        heard = [asdict(part) for part in parts if part is not None]
+        heard: list[Any] = [asdict(part) for part in parts if part is not None]
+        heard += ["moved"] if self.moved else []
         return f"{text}-{self.kind}-{digest([text, sorted(self.changes), *heard])}"
 
     @property
@@ -160,7 +163,7 @@ class Row:
         if not self.blocks:
             return None
         is_like = self.table.get("model.like_hmm_lm") == "true"
-        method = self.table.get("model.cluster_by", "exchange")
+        method = "moved" if self.moved else self.table.get("model.cluster_by", "exchange")
         return method, self.blocks if is_like else self.blocks - 2
 
     def cut(self) -> "Row":

@@ -539,7 +539,12 @@ def _choose(
 
 def _check_clusters(jobs: Sequence[Job], given: argparse.Namespace) -> None:
     """Refuses to begin where a paths file is missing, and says how to make all that are."""
-    if given.clusters is None or given.smoke:
+    if given.smoke:
+        return
+    moved = [job.row.name for job in jobs if job.row.moved]
+    if given.clusters is None and moved:
+        raise SystemExit(f"{moved[0]} needs a file of hmmlm recluster; give --clusters DIR.")
+    if given.clusters is None:
         return
     missing = {}
     for job in jobs:
@@ -547,7 +552,9 @@ def _check_clusters(jobs: Sequence[Job], given: argparse.Namespace) -> None:
             missing[cluster_file(given.clusters, job.row)] = job.row
     if missing:
         commands = [
-            f"hmmlm cluster --text {given.data / row.dataset} --method {row.clusters[0]} "
+            f"hmmlm recluster MODEL --on {given.work / row.dataset}.corpus --out {path}"
+            if row.moved
+            else f"hmmlm cluster --text {given.data / row.dataset} --method {row.clusters[0]} "
             f"--clusters {row.clusters[1]} --out {path}"
             for path, row in missing.items()
             if row.clusters is not None

@@ -45,6 +45,8 @@ ROWS = (
     _row("decay of words 0.2", *BOTH, {"train.decay_words": "0.2"}),
     _row("exchange", *BOTH, EXCHANGE),
     _row("exchange, uneven 0.5", *BOTH, EXCHANGE, UNEVEN),
+    _row("exchange, moved, uneven 0.5", *BOTH, EXCHANGE, UNEVEN, moved=True),
+    _row("dropout 0.3, averaged, exchange, uneven 0.5", AVERAGED, EXCHANGE, UNEVEN),
     _row("exchange, uneven 0.5, decay of words 0.2", *BOTH, EXCHANGE, UNEVEN,
          {"train.decay_words": "0.2"}),
     _row("256 blocks", *BOTH, blocks=256),

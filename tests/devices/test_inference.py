@@ -78,7 +78,7 @@ def paths(hmm: HMM, there: Place) -> Any:
     yield inference.min_risk_path(hmm, tokens, **soft, **how)
     yield inference.path_entropy(hmm, tokens, **soft, **how)
     paths = inference.sample_paths(hmm, tokens, num_samples=2, generator=seed(hmm), **how)
-    yield drawn(paths)
+    yield drawn(paths, alike=hmm.support.is_dense)  # a CPU has gaps of blocks apart
 
 
 def gaps(hmm: HMM, there: Place) -> Any:
@@ -90,13 +90,14 @@ def gaps(hmm: HMM, there: Place) -> Any:
     filled = there(torch.tensor([[0, 3, 2, 1, 2, 2], [4, 1, 0, 2, 0, 3], [4, 1, 2, 0, 0, 0]]))
     yield inference.fill_log_prob(hmm, tokens, filled, **how)
     fills = inference.sample_fills(hmm, tokens, num_samples=2, generator=seed(hmm), **how)
-    yield drawn(fills)
+    yield drawn(fills, alike=hmm.support.is_dense)
     how = less(how, "restart")
     yield inference.pseudo_log_prob(hmm, tokens, **how)
     for at in (1, there(torch.tensor([1, 2, 0]))):
         yield inference.gap_lengths(hmm, tokens, at, length=(0, 2), **how)
         asked = {"length": (0, 2), "filler": 5, "num_samples": 2, **how}
-        yield drawn(inference.sample_gap(hmm, tokens, at, generator=seed(hmm), **asked))
+        found = inference.sample_gap(hmm, tokens, at, generator=seed(hmm), **asked)
+        yield drawn(found, alike=hmm.support.is_dense)
 
 
 def soft(hmm: HMM, there: Place) -> Any:
@@ -105,7 +106,8 @@ def soft(hmm: HMM, there: Place) -> Any:
     how = given(hmm, there)
     for run in ("log_prob", "filter", "smooth", "counts", "viterbi", "next_log_probs"):
         yield getattr(inference, run)(softened, tokens, **how)
-    yield drawn(inference.sample_paths(softened, tokens, generator=seed(hmm), **how))
+    paths = inference.sample_paths(softened, tokens, generator=seed(hmm), **how)
+    yield drawn(paths, alike=hmm.support.is_dense)
 
 
 def streaming(hmm: HMM, there: Place) -> Any:

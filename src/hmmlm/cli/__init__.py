@@ -23,6 +23,7 @@ from hmmlm.cli.making import prepare
 from hmmlm.cli.mixing import mix
 from hmmlm.cli.output import note
 from hmmlm.cli.plotting import plot
+from hmmlm.cli.reclustering import recluster
 from hmmlm.cli.reporting import report
 from hmmlm.cli.sampling import gap, sample_corpus
 from hmmlm.cli.sweeping import sweep
@@ -43,7 +44,7 @@ app = typer.Typer(
 )
 PANELS = {
     "Text": (prepare, sample_corpus, cluster),
-    "Train": (train, distill, sweep, estimate, mix, temper),
+    "Train": (train, distill, sweep, estimate, recluster, mix, temper),
     "Measure": (evaluate, score, gap),
     "Ask": (next_tokens, sample, fill, tag, constraint, guide),
     "See": (info, explore, report, plot),

@@ -9,10 +9,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hmmlm.data.batches import Batch, stretch_rows
-from hmmlm.data.shards import TokenArray
+from hmmlm.data.token_array import TokenArray
 from hmmlm.errors import InputError
 from hmmlm.hmm import HMM
 from hmmlm.inference import context_log_probs
+from hmmlm.support import Support
 
 LONGEST = 512
 """Tokens of a line that are read together: of a longer one neighbours across a cut are lost."""
@@ -31,6 +32,15 @@ class Moved(NamedTuple):
     gains: Float[np.ndarray, " V"]
 
 
+def check_blocks(support: Support) -> None:
+    """Refuses a model whose words are not in several blocks."""
+    if support.is_dense or not support.is_partition:
+        raise InputError(
+            "The words of this model are not in blocks, each with states of its own, so none can "
+            "move to another; train one with --blocks."
+        )
+
+
 def move_words(
     hmm: HMM, tokens: TokenArray, *, progress: Callable[[int], None] | None = None
 ) -> Moved:
@@ -47,17 +57,9 @@ def move_words(
     `progress(tokens)` hears how many more were read.
     """
     support = hmm.support
-    if support.is_dense or not support.is_partition:
-        raise InputError(
-            "the words of this model are not in blocks, each with states of its own, so none can "
-            "move to another; train one with model.blocks."
-        )
-    block_of_word = support.row_of_word
+    check_blocks(support)
     blocks, states = support.num_blocks, hmm.num_states
-    block_of_state = torch.empty(states, dtype=torch.long, device=hmm.device)
-    is_state = support.rows >= 0
-    names = torch.arange(blocks, device=hmm.device)[:, None].expand_as(support.rows)
-    block_of_state[support.rows[is_state]] = names[is_state]
+    block_of_word, block_of_state = support.row_of_word, support.row_of_state
     membership = torch.nn.functional.one_hot(block_of_state, blocks).to(hmm.dtype)  # (Z, M)
     reached = torch.zeros(hmm.vocab_size, blocks, dtype=torch.float64, device=hmm.device)
     used = hmm.log_init.new_zeros(hmm.vocab_size, states)  # R
