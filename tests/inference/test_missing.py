@@ -206,6 +206,26 @@ def test_what_loses_digits_beside_a_gap_is_redone():
         torch.testing.assert_close(counts.double(), truth.counts()[1], rtol=0, atol=1e-5)
 
 
+def test_digits_that_are_lost_at_a_gap_alone_are_redone():
+    """Evidence that is as sure of one state as the transition is of the other: both end small.
+
+    What is left is made one again, so that no later step sees that it had few digits.
+    """
+    trans = torch.tensor([[0.0, -100.0], [-0.7, -0.7]]).double()
+    support = Support.from_clusters([0, 1], 1)
+    hmm = HMM.from_tables(
+        torch.tensor([0.5, 0.5]).double().log(),
+        torch.log_softmax(trans, -1),
+        torch.eye(2).double().log(),
+        support=support,
+    )
+    soft = inference.soften(hmm, torch.tensor([[-100.0, 0.0]]).double())
+    tokens = torch.tensor([[0, 2, 1]])
+    truth = inference.log_prob(soft, tokens, implementation="reference").log_evidence
+    found = inference.log_prob(soft.to(dtype=torch.float32), tokens).log_evidence
+    torch.testing.assert_close(found, truth, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("transitions", TRANSITIONS)
 def test_nothing_is_redone_where_no_digits_are_lost(transitions, room, monkeypatch):
     def refuse(*given):

@@ -189,13 +189,12 @@ class _Messages:
 
 
 def _log_product(message: Float[Tensor, "N K"], tile: Float[Tensor, "K L"]) -> Float[Tensor, "N L"]:
-    """log of exp(message) @ exp(tile), exact however small it is."""
-    most = finite(message.amax(1, keepdim=True))
-    found = ((message - most).exp() @ tile.exp()).log()
+    """log of exp(message) @ exp(tile), exact however small it is; no message is over 0."""
+    found = (message.exp() @ tile.exp()).log()
     low = (found < _least(found)).any(1) & message.isfinite().any(1)
     if low.any():
-        found[low] = reference.log_matmul((message - most)[low], tile)
-    return found + most
+        found[low] = reference.log_matmul(message[low], tile)
+    return found
 
 
 def _least(log_probs: Tensor) -> float:

@@ -52,8 +52,7 @@ def move_words(
         sum_t log p(z_t in m | others) + sum_z R_z log(R_z / n_z),  R_z = sum_t r_t(z),
 
     is a bound of log p(w's places) with emissions that fit them: the largest wins. Words that are
-    alone in a block stay there, alone; so do words that do not occur, and the most frequent word
-    of a block that all would leave. One pass over the text, O(K Z) a token; memory O(V Z).
+    alone in a block stay alone, and a block that all words would leave keeps the most frequent one. One pass over the text, O(K Z) a token; memory O(V Z).
     `progress(tokens)` hears how many more were read.
     """
     support = hmm.support
@@ -109,11 +108,9 @@ def _choose(
 ) -> Moved:
     """The best block of every word that may move, and what that gains."""
     alone = torch.bincount(block_of_word, minlength=scores.shape[1]) == 1
-    stays = alone[block_of_word] | (counts == 0)
     now = scores.gather(1, block_of_word[:, None])
-    open_to_all = scores.masked_fill(alone, -torch.inf)
-    best, where = open_to_all.max(1)
-    gains = torch.where(stays, 0.0, (best - now[:, 0]).clamp(min=0))
+    best, where = scores.masked_fill(alone, -torch.inf).max(1)
+    gains = (best - now[:, 0]).clamp(min=0)
     left = gains > 0
     staying = torch.bincount(block_of_word[~left], minlength=len(alone))
     for block in (staying == 0).nonzero().flatten().tolist():
