@@ -10,6 +10,7 @@ all there is left out, and what has its lines is not made again.
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import time
@@ -46,18 +47,21 @@ def measure(rows: Sequence[Row], work: Path, device: str, commit: str) -> list[d
         if not flatter.exists():
             _call("temper", place, f"--out={flatter}", f"--on={text}", f"--device={device}")
     several = f"{len(rows)} x {rows[0].states:,} states"
-    # Each model that is read, with the rows that it is made of.
-    named = {f"{row.name}, flatter": (place, [row]) for row, place in zip(rows, flat, strict=True)}
+    # Each model that is read, with its parts and the rows that these are of.
+    named = {
+        f"{row.name}, flatter": (place, [place], [row])
+        for row, place in zip(rows, flat, strict=True)
+    }
     for name, parts in ((several, places), (f"{several}, flatter", flat)):
         mixed = work / "mixtures" / digest([name, runs])
-        named[name] = (mixed, list(rows))
+        named[name] = (mixed, parts, list(rows))
         if not mixed.exists():
             how = (f"--out={mixed}", f"--weigh-on={text}", f"--device={device}")
             _call("mix", *parts, *how)
     made = []
-    for name, (folder, of) in named.items():
+    for name, (folder, parts, of) in named.items():
         about = {"experiment": "past/mixture", "dataset": rows[0].dataset, "commit": commit}
-        line = _read(folder, text, device)
+        line = _read(folder, parts, text, device)
         line["config"] |= {"run": folder.name, "of": EXPERIMENT, "runs": [row.run for row in of]}
         line["config"] |= {"text": rows[0].text or rows[0].dataset, "workers": 1}
         line |= {"row": name, "seconds": round(time.monotonic() - began, 1), **about}
@@ -71,22 +75,32 @@ def _call(*words: Any) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
-def _read(folder: Path, text: Path, device: str) -> dict[str, Any]:
-    """Perplexity of validation and test text by a model, by sentence, as a line."""
+def _read(folder: Path, parts: Sequence[Path], text: Path, device: str) -> dict[str, Any]:
+    """Perplexity of validation and test text by a model, by sentence, as a line.
+
+    log p of a sentence under a mixture is log sum_n weight_n p_n, from its parts: the one HMM that
+    they are (`folder`) says the same, but has more states for a word than kernels take.
+    """
+    import numpy as np
+
     from hmmlm.data.shards import Corpus
-    from hmmlm.evaluate import evaluate
+    from hmmlm.evaluate import token_log_probs
     from hmmlm.model import Model
 
-    model, corpus, mode = Model.load(folder, device=device), Corpus.open(text), "sentence"
+    corpus, model = Corpus.open(text), Model.load(folder, device="cpu")
     line: dict[str, Any] = dict.fromkeys(KEYS)
+    line |= {"states": model.hmm.num_states, "mode": "sentence", "device": device_name(device)}
+    weights = [part["weight"] for part in model.config.get("parts", [])]
+    line["config"] = {"weights": weights, "powers": model.config.get("powers")}
+    lms = [Model.load(part, device=device).lm for part in parts]
     for key, split in (("val", "valid"), ("test", "test")):
-        eos, held_out = corpus.tokenizer.eos_id, corpus.split(split)
-        found = evaluate(model.lm, held_out, mode=mode, eos_id=eos, device=device)
-        line |= {key: found.perplexity, f"tokens_{key}": found.tokens}
-    line |= {"states": model.hmm.num_states, "mode": mode, "device": device_name(device)}
-    parts = model.config.get("parts", [])
-    line["config"] = {"weights": [part["weight"] for part in parts]}
-    line["config"]["powers"] = model.config.get("powers")
+        held_out, eos = corpus.split(split), corpus.tokenizer.eos_id
+        starts, found = held_out.sentence_offsets(), []
+        for lm, weight in zip(lms, weights or [1.0], strict=True):
+            scored = token_log_probs(lm, held_out, eos_id=eos, device=device)
+            found.append(np.add.reduceat(scored.astype(np.float64), starts) + np.log(weight))
+        nats = -float(np.logaddexp.reduce(found).sum())
+        line |= {key: math.exp(nats / len(held_out)), f"tokens_{key}": len(held_out)}
     return line
 
 

@@ -50,6 +50,7 @@ def test_what_is_taken_away_shares_trainings_with_the_search() -> None:
         f"{name}, seed 1111": f"{other}, 2^14"
         for name, other in (
             ("all of it", "exchange, uneven 0.5"),
+            ("- falling dropout (0.3 throughout)", "dropout 0.3, averaged, exchange, uneven 0.5"),
             ("- uneven blocks", "exchange"),
             ("- exchange (Brown)", "uneven 0.5"),
             ("- all four: packed", "packed"),

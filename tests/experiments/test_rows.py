@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from experiments.chiu_rush_2020 import figure3, table1, table2, table3, table4, tables
 from experiments.measuring import ms_of_step
+from experiments.past import search
 from experiments.report import main as report
 from experiments.report import page
 from experiments.results import (
@@ -152,6 +153,18 @@ def test_files_of_clusters(tmp_path: Path, capsys) -> None:
     with pytest.raises(SystemExit) as error:
         main({figure3.EXPERIMENT: figure3.ROWS}, "", [*words, "--out", str(tmp_path / "lines")])
     assert "hmmlm cluster --text texts/ptb --method brown --clusters 128" in str(error.value)
+
+
+def test_moved_blocks_need_their_file(tmp_path: Path) -> None:
+    moved = row_of(search, "exchange, moved, uneven 0.5, 2^14")
+    assert cluster_file(tmp_path, moved).name == "ptb-moved-126.paths"
+    assert moved.run != row_of(search, "exchange, uneven 0.5, 2^14").run
+    words = ["--data", "texts", "--work", str(tmp_path), "--commit=x", "--row", moved.name]
+    words += ["--out", str(tmp_path / "lines")]
+    with pytest.raises(SystemExit, match="needs a file of hmmlm recluster; give --clusters DIR"):
+        main({search.EXPERIMENT: search.ROWS}, "", words)
+    with pytest.raises(SystemExit, match=r"hmmlm recluster MODEL --on .*ptb.corpus --out .*ptb-m"):
+        main({search.EXPERIMENT: search.ROWS}, "", [*words, "--clusters", str(tmp_path)])
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,9 @@ from pathlib import Path
 import pytest
 
 from experimenting import read, run
+from hmmlm.data.shards import Corpus
+from hmmlm.evaluate import evaluate
+from hmmlm.model import Model
 
 
 @pytest.fixture(scope="module")
@@ -31,5 +34,10 @@ def test_rows_past_the_papers(table: str, past: Path) -> None:
         assert mixed["val"] == pytest.approx(single["val"], rel=1e-3)  # of one training thrice
         assert alone["row"].endswith("seed 1111, flatter") and alone["val"] <= single["val"]
         assert flatter["row"] == f"{mixed['row']}, flatter"
+        for line in (alone, mixed, flatter):  # from the parts, as the one HMM has it
+            model = Model.load(past / "mixtures" / line["config"]["run"])
+            text = Corpus.open(past / f"{line['config']['text']}.corpus").split("valid")
+            found = evaluate(model.lm, text, mode="sentence", eos_id=model.tokenizer.eos_id)
+            assert line["val"] == pytest.approx(found.perplexity, rel=1e-5)
         assert flatter["val"] == pytest.approx(alone["val"], rel=1e-3)
         assert run("past.mixture", "--smoke", "--work", str(past))["made"] == 0

@@ -52,8 +52,9 @@ def move_words(
         sum_t log p(z_t in m | others) + sum_z R_z log(R_z / n_z),  R_z = sum_t r_t(z),
 
     is a bound of log p(w's places) with emissions that fit them: the largest wins. Words that are
-    alone in a block stay alone, and a block that all words would leave keeps the most frequent one. One pass over the text, O(K Z) a token; memory O(V Z).
-    `progress(tokens)` hears how many more were read.
+    alone in a block stay alone, and a block that all words would leave keeps the most frequent
+    one. One pass over the text, O(K Z) a token; memory O(V Z). `progress(tokens)` hears how many
+    more were read.
     """
     support = hmm.support
     check_blocks(support)
