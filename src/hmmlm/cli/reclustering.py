@@ -21,7 +21,7 @@ def recluster(
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """Move words between the blocks of a trained HMM, and write a paths file for the next one.
+    """Move words between the blocks of a trained HMM, and write them as a paths file.
 
     Every word goes to the block whose states its contexts lead to; as many blocks are left. A small
     model will do: hmmlm train --clusters takes the file for a larger one.
