@@ -100,6 +100,20 @@ def test_states_of_a_token_given_all_others(support, transitions, text):
         assert (found[i, size:] == -INF).all()
 
 
+@pytest.mark.parametrize("support", ["dense", "blocks"])
+def test_a_belief_may_be_of_another_type_than_the_tables(support):
+    """As in scoring: it is read in the type of the tables."""
+    hmm = make_hmm(support)
+    how = {"belief": carried(hmm)}
+    tokens = torch.tensor(TEXTS["belief"][0])
+    for function, at in ((inference.context_log_probs, None), (inference.pseudo_log_prob, 0)):
+        small, large = (
+            function(model, tokens, **how) for model in (hmm.to(dtype=torch.float32), hmm)
+        )
+        small, large = (found if at is None else found[at] for found in (small, large))
+        torch.testing.assert_close(small, large.float(), rtol=1e-4, atol=1e-5)
+
+
 def test_pseudo_perplexity_is_that_of_all_rows():
     found = inference.pseudo_log_prob(make_hmm(), torch.tensor([[0, 3, -1], [2, 1, 4]]))
     logs = found.token_log_probs[[0, 0, 1, 1, 1], [0, 1, 0, 1, 2]]

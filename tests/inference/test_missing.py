@@ -184,6 +184,21 @@ def test_on_a_subset_of_states_with_sources_of_its_own(transitions):
             torch.testing.assert_close(counts.trans, trans)
 
 
+@pytest.mark.parametrize("transitions", TRANSITIONS)
+@pytest.mark.parametrize("row", [[0, -1], [-1, 0], [-1, 0, -1, 2]])
+def test_a_word_without_states_beside_a_gap_is_impossible(transitions, row):
+    """On a subset of the states the first block has none left."""
+    part = make_hmm("uneven", transitions).restrict(torch.tensor([1, 2, 3]))
+    tokens = torch.tensor([row])
+    for implementation in ("auto", "reference"):
+        how = {"implementation": implementation}
+        for function in (inference.log_prob, inference.filter, inference.smooth):
+            assert float(function(part, tokens, **how).log_evidence) == -torch.inf
+        counts = inference.counts(part, tokens, **how)
+        assert all(bool((field == 0).all()) for field in counts.fields()[:-1])
+    assert bool((inference.sample_paths(part, tokens).states == -1).all())
+
+
 def test_what_loses_digits_beside_a_gap_is_redone():
     """A state that is 200 nats behind at a missing token is the only one that explains the end."""
     support = Support.ragged([[0, 1], [0, 2], [1, 2]], 3)

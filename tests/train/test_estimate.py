@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from costs import check_memory
+from hmmlm.baselines import hmm_rnn
+from hmmlm.baselines.kinds import NEURAL
 from hmmlm.params import lowrank, mlp, pretrained, scalar, transformer
 from hmmlm.support import Support
 from hmmlm.train.config import make_config
-from hmmlm.train.estimate import count_parameters, estimate
+from hmmlm.train.estimate import count_parameters, estimate, network_memory
 
 SETTINGS = [
     scalar.Settings(),
@@ -186,3 +188,15 @@ def test_blocks_of_clusters_are_costed_as_blocks(kind):
         return estimate(config, 1000, blocks=found)
 
     assert cost(16, clusters="paths") == cost(blocks=16) != cost(blocks=0)
+
+
+def test_a_network_of_states_has_a_table_of_words_and_no_scores_of_all_of_them():
+    """A larger batch needs more of an LSTM, which scores every word at every token."""
+
+    def words(kind: str, rows: int) -> int:
+        tables = {"model": {"kind": kind}, "data": {"batch_size": rows, "length": 32}}
+        return network_memory(make_config(tables, NEURAL), 10, 1000)["words"]
+
+    assert words("lstm", 64) == 2 * words("lstm", 32) == 4 * 2 * 64 * 32 * 1000
+    states = 4 * 2 * hmm_rnn.Settings().states
+    assert words("hmm_rnn", 64) == words("hmm_rnn", 32) == states * 1000

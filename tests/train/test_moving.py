@@ -121,6 +121,69 @@ def test_a_block_that_all_would_leave_keeps_its_most_frequent_word():
     assert found.gains[2] == 0 < found.gains[1]
 
 
+def left_model(blocks: list[int]) -> HMM:
+    """A model that expects almost nothing in block 1, whichever words are there."""
+    support = Support.from_clusters(blocks, 1)
+    table = torch.tensor([[0.0, 0.01, 0.99], [0.2, 0.0, 0.8], [0.2, 0.0, 0.8]]).double()
+    table[:, 1] += 1e-6
+    start = torch.tensor([0.0, 1e-6, 1 - 1e-6]).double().log()
+    emit = emission_table(torch.zeros(len(blocks), 1).double(), support)
+    return HMM(start, Dense((table / table.sum(1, keepdim=True)).log()), emit, support)
+
+
+def test_a_word_that_never_occurs_does_not_hold_a_block():
+    """A paths file has no such word, so that the block would be gone."""
+    text = TokenArray.from_ids([1, 2, 3, EOS, 1, 4, EOS], eos_id=EOS)
+    found = move_words(left_model([0, 1, 2, 2, 2, 1]), text)
+    assert found.block_of_word.tolist() == [0, 1, 2, 2, 2, 1]
+    assert (found.gains == 0).all()
+
+
+def test_the_end_of_lines_neither_moves_nor_holds_a_block():
+    """Paths files are without it."""
+    text = TokenArray.from_ids([1, 2, 3, EOS, 1, 4, EOS], eos_id=EOS)
+    model = left_model([1, 1, 2, 2, 2, 0])
+    found = move_words(model, text)
+    assert found.block_of_word.tolist() == [1, 1, 2, 2, 2, 0]
+    assert found.gains[EOS] == 0
+
+
+def test_no_text_is_refused():
+    with pytest.raises(InputError, match="There are no tokens to see words in"):
+        move_words(make_hmm(Support.from_clusters(BLOCKS, 2)), TokenArray.from_ids([], eos_id=EOS))
+
+
+def test_words_times_states_that_do_not_fit_are_refused(monkeypatch):
+    monkeypatch.setattr(moving, "free_memory", lambda device: 8 * 8 * 8 - 1)
+    text = TokenArray.from_ids([1, EOS], eos_id=EOS)
+    with pytest.raises(InputError, match="8 words x 8 states need 512 B and 511 B are free"):
+        move_words(make_hmm(Support.from_clusters(BLOCKS, 2)), text)
+
+
+def test_tables_with_gradients_will_do():
+    hmm = make_hmm(Support.from_clusters(BLOCKS, 2))
+    text = drawn_text(hmm, 5)
+    truth = move_words(hmm, text)
+    found = move_words(replace(hmm, log_init=hmm.log_init.clone().requires_grad_()), text)
+    np.testing.assert_array_equal(found.gains, truth.gains)
+
+
+def test_lines_with_wide_tiles_are_few_at_a_time(monkeypatch):
+    """Five lines of one token would fit, but not the tiles of their steps."""
+    sizes = []
+
+    def listen(hmm, ids, **how):
+        sizes.append(len(ids))
+        return inference.context_log_probs(hmm, ids, **how)
+
+    monkeypatch.setattr(moving, "context_log_probs", listen)
+    monkeypatch.setattr(moving, "READ", 64)
+    text = TokenArray.from_ids([EOS] * 6, eos_id=EOS)
+    move_words(make_hmm(Support.from_clusters(BLOCKS, [1, 3, 2, 4])), text)
+    move_words(make_hmm(Support.from_clusters(BLOCKS, [1, 2, 1, 6])), text)
+    assert sizes == [4, 2, *[1] * 6]
+
+
 def test_a_long_line_is_read_in_pieces(monkeypatch):
     hmm = make_hmm(Support.from_clusters(BLOCKS, 2))
     text = drawn_text(replace(hmm, **of_others(2)), 30)

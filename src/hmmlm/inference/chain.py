@@ -238,8 +238,9 @@ class Chain:
         ids, place = named.unique(return_inverse=True)
         if ids[0] < 0:
             ids, place = ids[1:], place - 1  # padding stays -1
-        if 2 * len(ids) > self.hmm.num_states and isinstance(self.hmm.transitions, Dense):
-            return Wide(self.table, sources, destinations)  # rather than copy most of it
+        most = 2 * len(ids) > self.hmm.num_states and isinstance(self.hmm.transitions, Dense)
+        if most or not len(ids):  # rather than copy most of it, or make a table of nothing
+            return Wide(self.table, sources, destinations)
         rows, columns = (None, ids) if sources is None else (ids, None)
         sources, destinations = (None, place) if sources is None else (place, None)
         part = self.hmm.transitions.among(rows, columns)

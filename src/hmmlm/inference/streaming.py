@@ -177,7 +177,7 @@ def next_state_log_probs(state: State) -> Float[Tensor, "B Z"]:
     if belief.fresh.all():
         return initial
     sources = hmm.local_sources(belief.checked().states)
-    message = torch.where(belief.fresh[:, None], -torch.inf, belief.log_probs)
+    message = torch.where(belief.fresh[:, None], -torch.inf, belief.log_probs.to(hmm.dtype))
     table = entry_table(hmm, state.table)
     if table.is_resident:
         following = _through_table(table, sources, message)

@@ -136,7 +136,8 @@ def network_memory(config: Config, parameters: int, vocab_size: int) -> dict[str
     train, tokens = config.train, config.data.batch_size * config.data.length
     copies = 2 + (train.average > 0 or train.average_after > 0)  # weights, the best; the average
     copies += 2 * (config.learner.optimiser == "adamw")  # moments
-    words = 2 * tokens * vocab_size  # log-probabilities, and the gradient of them
+    each = getattr(config.params, "states", None) or tokens  # of states words have a table, no more
+    words = 2 * each * vocab_size  # log-probabilities, and the gradient of them
     numbers = {"weights": copies * parameters, "gradients": parameters, "words": words}
     return {name: 4 * number for name, number in numbers.items()}
 
