@@ -84,7 +84,7 @@ def _read(folder: Path, parts: Sequence[Path], text: Path, device: str) -> dict[
     import numpy as np
 
     from hmmlm.data.shards import Corpus
-    from hmmlm.evaluate import token_log_probs
+    from hmmlm.evaluate import sentence_log_probs
     from hmmlm.model import Model
 
     corpus, model = Corpus.open(text), Model.load(folder, device="cpu")
@@ -95,10 +95,10 @@ def _read(folder: Path, parts: Sequence[Path], text: Path, device: str) -> dict[
     lms = [Model.load(part, device=device).lm for part in parts]
     for key, split in (("val", "valid"), ("test", "test")):
         held_out, eos = corpus.split(split), corpus.tokenizer.eos_id
-        starts, found = held_out.sentence_offsets(), []
-        for lm, weight in zip(lms, weights or [1.0], strict=True):
-            scored = token_log_probs(lm, held_out, eos_id=eos, device=device)
-            found.append(np.add.reduceat(scored.astype(np.float64), starts) + np.log(weight))
+        found = [
+            sentence_log_probs(lm, held_out, eos_id=eos, device=device) + np.log(weight)
+            for lm, weight in zip(lms, weights or [1.0], strict=True)
+        ]
         nats = -float(np.logaddexp.reduce(found).sum())
         line |= {key: math.exp(nats / len(held_out)), f"tokens_{key}": len(held_out)}
     return line

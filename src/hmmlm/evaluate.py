@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hmmlm import inference
+from hmmlm.data.token_array import TokenArray
 from hmmlm.errors import InputError, check_count
 from hmmlm.hmm import HMM
 from hmmlm.lm import LanguageModel, Scores
@@ -168,6 +169,18 @@ def token_log_probs(
             if progress is not None:
                 progress(int(sizes.sum()))
     return found
+
+
+def sentence_log_probs(
+    model: LanguageModel,
+    tokens: TokenArray,
+    *,
+    eos_id: int,
+    device: torch.device | str | None = None,
+) -> Float[np.ndarray, " S"]:
+    """log p of every sentence of a text, each from a cold start, in float64."""
+    scored = token_log_probs(model, tokens, eos_id=eos_id, device=device)
+    return np.add.reduceat(scored.astype(np.float64), tokens.sentence_offsets())
 
 
 class _Segment(NamedTuple):

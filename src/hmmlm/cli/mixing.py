@@ -111,16 +111,13 @@ def _evidence(models: list[Any], folder: Path, split: str) -> Any:
     import torch
 
     from hmmlm.data.shards import Corpus, check_vocabulary
-    from hmmlm.evaluate import token_log_probs
+    from hmmlm.evaluate import sentence_log_probs
 
     corpus = Corpus.open(folder)
     check_vocabulary(corpus, models[0].tokenizer)
     tokens = corpus.split(check_split(corpus, split))
-    starts = tokens.sentence_offsets()
-    found = []
-    for model in models:
-        scored = token_log_probs(
-            model.lm, tokens, eos_id=model.tokenizer.eos_id, device=model.device
-        )
-        found.append(np.add.reduceat(scored.astype(np.float64), starts))
+    found = [
+        sentence_log_probs(model.lm, tokens, eos_id=model.tokenizer.eos_id, device=model.device)
+        for model in models
+    ]
     return torch.from_numpy(np.stack(found))

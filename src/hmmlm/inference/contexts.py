@@ -114,11 +114,11 @@ class _Places(NamedTuple):
 
 def _places(chain: Chain) -> Iterator[_Places]:
     """All tokens of the rows, as many together as fit."""
-    led, follows = _Messages(chain, _filtered(chain)), _Messages(chain, _followed(chain))
+    messages, fresh_after = _followed(chain)
+    led, follows = _Messages(chain, _filtered(chain)), _Messages(chain, messages)
     fine = torch.stack([message.isfinite().any(1) for message in led.steps], 1) | ~chain.active
     possible = torch.ones_like(fine)  # (B, T): whether the text before a step is
     possible[:, 1:] = fine.cumprod(1)[:, :-1].bool()
-    fresh_after = _fresh(chain, follows)
     first = _entering(chain)
     last = (chain.lengths - 1)[:, None] == torch.arange(chain.steps, device=chain.hmm.device)
     size = max(1, CELLS // chain.hmm.num_states)
@@ -214,32 +214,28 @@ def _filtered(chain: Chain) -> list[Float[Tensor, "B W"]]:
     return messages
 
 
-def _followed(chain: Chain) -> list[Float[Tensor, "B W"]]:
-    """log p(x_t and all that follows | z_t) at every step, up to a factor."""
+def _followed(chain: Chain) -> tuple[list[Float[Tensor, "B W"]], Float[Tensor, "B T"]]:
+    """log p(x_t and all that follows | z_t) at every step, up to a factor.
+
+    And by the factor of the next step, log p(all that follows a step) from a fresh start.
+    """
     messages = [chain.emission(chain.steps - 1)]
+    fresh_after = chain.hmm.log_init.new_zeros(chain.active.shape)
     for step in range(chain.steps - 1, 0, -1):
         message = _largest_zero(messages[-1])
         messages[-1] = message
         onward = _pulled(chain.link(step), message)
         fresh = chain.restart[:, step]
         anew = torch.logsumexp(chain.initial(step) + message, 1)
+        fresh_after[:, step - 1] = torch.where(chain.active[:, step], anew, 0.0)
         onward = torch.where(fresh[:, None], anew[:, None], onward)
         onward = torch.where(chain.active[:, step, None], onward, 0.0)
         messages.append(chain.emission(step - 1) + onward)
-    return messages[::-1]
+    return messages[::-1], fresh_after
 
 
 def _largest_zero(logs: Float[Tensor, "B W"]) -> Float[Tensor, "B W"]:
     return logs - finite(logs.amax(1, keepdim=True))
-
-
-def _fresh(chain: Chain, follows: _Messages) -> Float[Tensor, "B T"]:
-    """log p(what follows a step) from a fresh start, by the factors of `follows`."""
-    found = torch.zeros_like(chain.active, dtype=chain.hmm.dtype)
-    for step in range(1, chain.steps):
-        anew = torch.logsumexp(chain.initial(step) + follows.steps[step], 1)
-        found[:, step - 1] = torch.where(chain.active[:, step], anew, 0.0)
-    return found
 
 
 def _entering(chain: Chain) -> Float[Tensor, "B Z"]:
