@@ -73,6 +73,20 @@ def test_rows_sum_to_one(support: str, name: str) -> None:
     build(support, name)().validate()
 
 
+def test_rows_of_very_large_logits_sum_to_one_where_they_are_asked() -> None:
+    """Float32 factors say logits of tens of thousands to a hundredth."""
+    settings = lowrank.Settings(width=3, scale=100.0)
+    model = settings.build(Support.dense(7, 40), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        asked = model().detach()
+    table = asked.transitions
+    exact = model.double()().transitions.rows(0, 40).detach()
+    assert (model().transitions.log_norm > 1e4).any()
+    assert table.row_error(torch.arange(40)) < 1e-6
+    torch.testing.assert_close(table.rows(0, 40).double().exp(), exact.exp(), rtol=0, atol=1e-6)
+    asked.validate()
+
+
 @pytest.mark.parametrize(("support", "name"), PAIRS)
 @pytest.mark.parametrize("carried", [None, [1, 3]])
 def test_a_subset_is_the_whole_restricted_and_renormalised(

@@ -17,6 +17,13 @@ from hmmlm.products import FLOAT32, Operand, full_products, wanted_operand
 from hmmlm.support import Support
 from hmmlm.transitions import Dense, Factored
 
+WHOLE, LARGE = 4096, 128.0
+"""Dense states, and logits, from which on a table is made whole where it is asked.
+
+A float32 of some hundreds has 5 digits after the point at most, and a network that starts without
+LayerNorm, or at a high rate, gets to tens of thousands: then rows of float32 factors do not sum to
+one, and no normaliser of theirs can be held. The whole table, made in float64, does."""
+
 
 class Features(nn.Module):
     """Tables of an HMM as products of features that each state has for each role.
@@ -143,6 +150,10 @@ class Features(nn.Module):
             return Dense(torch.log_softmax(logits, 1), features.operand)
         left, right = features("source"), features("destination")
         norm = log_normaliser(left, right, operand=features.operand)
+        is_asked = not torch.is_grad_enabled() and features.operand == FLOAT32
+        if is_asked and self.support.is_dense and len(right) <= WHOLE and _is_large(norm):
+            logits = left.double() @ right.double().T
+            return Dense(torch.log_softmax(logits, 1).to(left.dtype))
         return Factored(left, right, norm, features.operand)
 
     def _emissions(
@@ -240,6 +251,10 @@ class _Rounded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         return grad_outputs[0], None
+
+
+def _is_large(norms: Float[Tensor, " S"]) -> bool:
+    return bool((norms.abs() > LARGE).any())
 
 
 def log_word_probs(word_probs: Tensor, vocab_size: int) -> Float[Tensor, " V"]:
