@@ -21,7 +21,10 @@ LENGTHS = torch.tensor([6, 5, 3])
 def test_every_function(support: str, transitions: str, dtype: torch.dtype) -> None:
     hmm = make_hmm(support, transitions, dtype=dtype)
     there = hmm.to("cuda")
-    tolerance = {"rtol": 0, "atol": 1e-10 if dtype == torch.float64 else 1e-4}
+    # Counts become numbers of hundreds below, of which float32 has seven digits.
+    tolerance = (
+        {"rtol": 0, "atol": 1e-10} if dtype == torch.float64 else {"rtol": 2e-6, "atol": 1e-4}
+    )
     how = {"lengths": LENGTHS, "reset_id": 1}
     for name in ("log_prob", "filter", "smooth", "counts", "viterbi", "next_log_probs"):
         for implementation in ("reference", "scaled"):

@@ -531,8 +531,8 @@ def test_no_text_goes_from_part_to_part_of_a_mixture(dtype: torch.dtype) -> None
 
 def test_states_of_a_word_that_are_too_many_for_kernels_are_told_once(monkeypatch) -> None:
     """Such as a mixture has: slower on a GPU, whatever the text, and so not in silence."""
-    part = make_hmm(BLOCKS, "factored", dtype=torch.float32)
-    mixed = mixture([part, part, part]).to(DEVICE)
+    part = make_hmm(BLOCKS, "factored", dtype=torch.float32).to(DEVICE)
+    mixed = mixture([part, part, part])
     truth = inference.log_prob(part, tokens())
     monkeypatch.setattr(dispatch, "why_not", lambda device: None)
     monkeypatch.setattr(dispatch, "_told", set())
@@ -544,7 +544,7 @@ def test_states_of_a_word_that_are_too_many_for_kernels_are_told_once(monkeypatc
     said = "Kernels cannot run, so scaled runs, slower: a word has 51 states"
     with pytest.warns(UserWarning, match=said):
         ours = inference.log_prob(mixed, tokens())
-    close(ours.log_evidence, truth.log_evidence)
+    close(ours.log_evidence, truth.log_evidence.cpu())
     inference.smooth(mixed, tokens())  # another warning would be an error
     monkeypatch.setattr(dispatch, "_told", set())
     inference.log_prob(mixed, tokens(), implementation="scaled")  # as it was asked to
