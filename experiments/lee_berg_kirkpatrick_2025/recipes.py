@@ -56,8 +56,27 @@ def network(*, split: bool, monolithic: bool, layers: int, skip: bool, relu: boo
     return "mlp", (*_MLP, f"model.layers={layers}", *settings)
 
 
-CHOSEN: dict[str, float] = {}
-"""The learning rates that were best on validation with 10M tokens (`rates`); none has run yet."""
+CHOSEN: dict[str, float] = {
+    "Ablation A (single H)": 0.03,
+    "HMM": 0.4,
+    "Ablation B (split H)": 0.03,
+    "Chiu and Rush": 0.03,
+    "a": 0.03,
+    "b": 0.03,
+    "a, pi": 0.1,
+    "a, b": 0.03,
+    "MLP, monolithic": 0.0003,
+    "TRF": 0.003,
+    "TRF, monolithic": 0.0003,
+    "1 layer, relu": 0.01,
+    "1 layer, split, relu": 0.01,
+    "2 layers, skip, relu": 0.003,
+    "2 layers, split, norm": 0.03,
+    "2 layers, split, skip, relu": 0.003,
+    "2 layers, split, monolithic, skip, relu": 0.003,
+    "1 layer": 0.003,
+}
+"""The learning rates that were best on validation with 10M tokens (`rates`), but for SmolLM2."""
 
 USUAL = {"scalar": 0.1, "lowrank": 0.03, "mlp": 0.01, "transformer": 0.003, "pretrained": 3e-4}
 """By kind, where none was chosen."""
