@@ -70,7 +70,9 @@ def make_bench(
         os.environ["TRITON_INTERPRET"] = "1"
         device, precisions = torch.device("cpu"), ("fp32",)
     else:
-        raise SystemExit("There is no CUDA device here; this benchmark is of one.")
+        raise SystemExit(
+            "There is no CUDA device here; this benchmark is of one; --smoke runs anywhere."
+        )
     short = {"rounds": 1} if smoke else {}
     return Bench(device, commit, smoke, data, checkpoint, precisions=precisions, **short)
 

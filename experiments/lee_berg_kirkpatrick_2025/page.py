@@ -90,6 +90,7 @@ def _rates(module: ModuleType, found: Found) -> str:
     )
     head = ["model", *(f"{rate:g}" for rate in every)]
     made = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    at_end = []
     for name in rates.NAMES:
         values = {}
         for rate in every:
@@ -100,7 +101,12 @@ def _rates(module: ModuleType, found: Found) -> str:
         marked = [f"**{cell}**" if cell == f"{best:.1f}" else cell for cell in cells]
         if values:
             made.append(f"| {name} | {' | '.join(marked)} |")
+            if min(values, key=lambda rate: values[rate]) in (min(values), max(values)):
+                at_end.append(name)
     text = made if len(made) > 2 else ["Not run yet."]
+    if at_end:
+        told = "The best is at an end of the rates that finished, so a better one may lie beyond it"
+        text += ["", f"{told}: {'; '.join(at_end)}."]
     return "\n".join(["", f"## {_title(module)}", *text, ""])
 
 

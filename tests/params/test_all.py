@@ -18,6 +18,7 @@ from hmmlm.support import Support
 from hmmlm.train.loop import TrainSettings
 from hmmlm.train.loss import HmmLoss, arithmetic, loss
 from hmmlm.train.sgd import train
+from hmmlm.transitions import Factored
 
 SUPPORTS = {
     "dense": lambda: Support.dense(7, 5),
@@ -79,12 +80,41 @@ def test_rows_of_very_large_logits_sum_to_one_where_they_are_asked() -> None:
     model = settings.build(Support.dense(7, 40), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         asked = model().detach()
+        part = model(torch.arange(30), torch.tensor([33, 35])).transitions
     table = asked.transitions
+    learnt = model().transitions  # of which factors a gradient is wanted
+    assert isinstance(learnt, Factored) and (learnt.log_norm > 1e4).any()
     exact = model.double()().transitions.rows(0, 40).detach()
-    assert (model().transitions.log_norm > 1e4).any()
     assert table.row_error(torch.arange(40)) < 1e-6
+    assert part.num_sources == 32 and part.row_error(torch.arange(32)) < 1e-6
+    kept = exact[[*range(30), 33, 35], :30].log_softmax(1)
+    torch.testing.assert_close(part.rows(0, 32).double().exp(), kept.exp(), rtol=0, atol=1e-6)
     torch.testing.assert_close(table.rows(0, 40).double().exp(), exact.exp(), rtol=0, atol=1e-6)
     asked.validate()
+
+
+def test_other_tables_stay_factors() -> None:
+    """Of small logits, of blocks, and of factors that were rounded."""
+    generator = torch.Generator().manual_seed(1)
+    blocks, dense = Support.from_clusters([0, 1, 1, 0, 0, 1, 0], 20), Support.dense(7, 40)
+    large, small = (lowrank.Settings(width=3, scale=scale) for scale in (100.0, 1.0))
+    with torch.no_grad():
+        for settings, support in ((small, dense), (large, blocks)):
+            model = settings.build(support, generator=generator)
+            assert isinstance(model().transitions, Factored)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert isinstance(large.build(dense, generator=generator)().transitions, Factored)
+
+
+def test_sums_that_cancel_are_large_too() -> None:
+    """Two columns whose products are 3e8 and their opposite: the logits are small."""
+    settings = lowrank.Settings(width=3, scale=1.0)
+    model = settings.build(Support.dense(7, 40), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        for name, far in (("source", 3e4), ("destination", 1e4)):
+            (weights,) = model.embeddings[name].parameters()
+            weights[:, 1:] = torch.tensor([far, far if name == "source" else -far])
+        model().validate()
 
 
 @pytest.mark.parametrize(("support", "name"), PAIRS)

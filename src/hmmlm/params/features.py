@@ -18,11 +18,14 @@ from hmmlm.support import Support
 from hmmlm.transitions import Dense, Factored
 
 WHOLE, LARGE = 4096, 128.0
-"""Dense states, and logits, from which on a table is made whole where it is asked.
+"""Up to so many dense states a table of larger logits than this is made whole where it is asked.
 
-A float32 of some hundreds has 5 digits after the point at most, and a network that starts without
-LayerNorm, or at a high rate, gets to tens of thousands: then rows of float32 factors do not sum to
-one, and no normaliser of theirs can be held. The whole table, made in float64, does."""
+A float32 of some hundreds has 5 digits after the point at most, and a network without LayerNorm, or
+at a high rate, gets to tens of thousands: then rows of float32 factors do not sum to one, and no
+normaliser of theirs can be held. The whole table, made in float64, does."""
+
+ROWS = 256
+"""Rows of it that are made at a time."""
 
 
 class Features(nn.Module):
@@ -104,6 +107,9 @@ class Features(nn.Module):
         `carried` are further states that belief may come from. `kept` is the support on the
         subset, for who knows it already; then a row stands for each of `carried`, in that order,
         also for those of the subset. O(S^2 H + V K H) time.
+
+        Without gradients, the transitions of up to `WHOLE` dense states are `Dense` where their
+        logits are too large for factors.
         """
         device = next(self.parameters()).device
         if self.support.rows.device != device:
@@ -151,9 +157,9 @@ class Features(nn.Module):
         left, right = features("source"), features("destination")
         norm = log_normaliser(left, right, operand=features.operand)
         is_asked = not torch.is_grad_enabled() and features.operand == FLOAT32
-        if is_asked and self.support.is_dense and len(right) <= WHOLE and _is_large(norm):
-            logits = left.double() @ right.double().T
-            return Dense(torch.log_softmax(logits, 1).to(left.dtype))
+        is_small = self.support.is_dense and len(right) <= WHOLE and left.dtype == torch.float32
+        if is_asked and is_small and _lose_digits(left, right, norm):
+            return Dense(_whole_table(left, right))
         return Factored(left, right, norm, features.operand)
 
     def _emissions(
@@ -253,8 +259,20 @@ class _Rounded(torch.autograd.Function):
         return grad_outputs[0], None
 
 
-def _is_large(norms: Float[Tensor, " S"]) -> bool:
-    return bool((norms.abs() > LARGE).any())
+def _lose_digits(
+    left: Float[Tensor, "S H"], right: Float[Tensor, "Z H"], norms: Float[Tensor, " S"]
+) -> bool:
+    """Whether a normaliser, or what a product sums, is too large for float32."""
+    products = left.norm(dim=1).max() * right.norm(dim=1).max()
+    return bool((norms.abs().max() > LARGE) | (products > 32 * LARGE))
+
+
+def _whole_table(left: Float[Tensor, "S H"], right: Float[Tensor, "Z H"]) -> Float[Tensor, "S Z"]:
+    """log p(z' | z) of all pairs, some rows at a time in float64."""
+    table, exact = left.new_empty(len(left), len(right)), right.double().T
+    for some, row in zip(left.split(ROWS), table.split(ROWS), strict=True):
+        row.copy_(torch.log_softmax(some.double() @ exact, 1))
+    return table
 
 
 def log_word_probs(word_probs: Tensor, vocab_size: int) -> Float[Tensor, " V"]:
