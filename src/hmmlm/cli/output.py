@@ -163,5 +163,9 @@ def print_json(result: dict[str, Any]) -> None:
 def pick_device(name: str) -> str:
     """The name of the device to run on."""
     from hmmlm.devices import find_device
+    from hmmlm.errors import InputError
 
-    return str(find_device(name, name="--device"))
+    place = find_device(name, name="--device")
+    if place.type == "meta":
+        raise InputError("--device is meta, which holds no numbers; use --device cpu.")
+    return str(place)
