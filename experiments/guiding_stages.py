@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.results import add_lines, read_lines
-from experiments.runner import TO_STOP, Stop
+from experiments.stopping import TO_STOP, Stop
 
 # 57 million tokens are more than 50 million that the model drew: a text, of about 50 tokens, begins
 # with five of the prompt.

@@ -33,10 +33,10 @@ FIRST = 1_000_000
 
 
 def measure_model(
-    folder: Path,
     corpus: Corpus,
-    device: str,
     watch: Callable[[int], None],
+    folder: Path,
+    device: str,
     modes: Sequence[str] = BOTH,
     bytes_of: Mapping[str, int] | None = None,
     tested: bool = True,
@@ -58,7 +58,7 @@ def measure_model(
     }
 
 
-def measure_times(folder: Path, corpus: Corpus, device: str) -> dict:
+def measure_times(corpus: Corpus, _: Callable[[int], None], folder: Path, device: str) -> dict:
     """The times alone of a model that `hmmlm train` wrote."""
     lm = load_model(folder, device=device).lm
     return {

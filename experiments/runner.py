@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from experiments.measurers import Measurers
 from experiments.results import (
     add_lines,
     is_done,
@@ -31,6 +32,7 @@ from experiments.results import (
     take_over,
 )
 from experiments.rows import BUILTIN, HEAD, KNESER_NEY, Row, Taught, Teacher, digest
+from experiments.stopping import TO_STOP, Stop, Stopped
 from hmmlm.errors import InputError
 
 RESULTS = Path(__file__).parent / "results/chiu_rush_2020.jsonl"
@@ -40,9 +42,6 @@ LENGTHS = {"train": 300_000, "valid": 16_000, "test": 1_000}
 
 STREAM = 1000
 """Tokens of a stream of sentences that a teacher draws; its last one is cut."""
-
-TO_STOP = 120
-"""Seconds that a training has to write a checkpoint; then it is ended."""
 
 PREPARING = {
     "wikitext-2": ("wikitext-2", "keep", ""),
@@ -67,43 +66,8 @@ OF_STATES = (
 """What of a row decides which states a teacher can give."""
 
 
-class Stopped(Exception):
-    """There is no more time, or somebody asked to stop."""
-
-
 class Failed(Exception):
     """A training ended with an error: its last words."""
-
-
-@dataclass
-class Stop:
-    """When to stop: at a time, or when a signal has come."""
-
-    at: float = float("inf")
-    asked: bool = False
-
-    @property
-    def is_due(self) -> bool:
-        return self.asked or time.monotonic() >= self.at
-
-    def check(self, _: int = 0) -> None:
-        if self.is_due:
-            raise Stopped
-
-    @contextmanager
-    def heard(self) -> Iterator[None]:
-        """Within it SIGTERM and Ctrl-C ask to stop."""
-
-        def ask(*_: Any) -> None:
-            self.asked = True
-
-        kinds = (signal.SIGTERM, signal.SIGINT)
-        before = {kind: signal.signal(kind, ask) for kind in kinds}
-        try:
-            yield
-        finally:
-            for kind, handler in before.items():
-                signal.signal(kind, handler)
 
 
 @dataclass
@@ -137,9 +101,10 @@ class Job:
 class Runner:
     """Jobs, and all they share: the texts, the machine, and when to stop."""
 
-    def __init__(self, given: argparse.Namespace, stop: Stop) -> None:
-        self.given, self.stop = given, stop
+    def __init__(self, given: argparse.Namespace, stop: Stop, measurers: Measurers) -> None:
+        self.given, self.stop, self.measurers = given, stop, measurers
         self.making: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self.sizes: dict[str, int] = {}
         self.commit = given.commit or _commit()
         self.device = _device(given.device)
         if self.commit == "unknown" and not given.smoke:
@@ -175,8 +140,11 @@ class Runner:
         from hmmlm.data.corpus import find_splits
 
         folder, empty, _ = PREPARING[row.dataset]
-        lines = find_splits(self.given.data / folder).read("test", empty_lines=empty)
-        return {"test": sum(len(line.encode()) + 1 for line in lines)}
+        with self.making[folder]:
+            if folder not in self.sizes:
+                lines = find_splits(self.given.data / folder).read("test", empty_lines=empty)
+                self.sizes[folder] = sum(len(line.encode()) + 1 for line in lines)
+        return {"test": self.sizes[folder]}
 
     def run(self, job: Job) -> str:
         """Trains and measures, or goes on with that; says how it ended."""
@@ -350,24 +318,21 @@ class Runner:
         return [*row.changes, f"model.clusters={json.dumps(str(path.absolute()))}"]
 
     def _measure(self, job: Job) -> None:
-        if _is_measured(job.notes.get("measured"), job.row):  # the test text is read once
+        row = job.row
+        if _is_measured(job.notes.get("measured"), row):  # the test text is read once
             return
-        from experiments.measuring import measure_kneser_ney, measure_model, measure_times
-        from hmmlm.data.shards import Corpus
-
-        has_been_read = job.row.kind != KNESER_NEY and job.row.drawn is None  # by the training
-        corpus = Corpus.open(self.corpus(job.row), verify=not has_been_read)
-        if job.row.kind == KNESER_NEY:
-            measured = measure_kneser_ney(corpus, self.stop.check)
+        has_been_read = row.kind != KNESER_NEY and row.drawn is None  # by the training
+        what, facts = "kneser_ney", {}
+        if row.kind != KNESER_NEY:
+            what, facts = "times", {"folder": job.folder, "device": self.device}
+            if not self.given.time:
+                what = "model"
+                facts |= {"modes": row.modes, "bytes_of": self.bytes_of(row), "tested": row.tested}
+        measured = self.measurers.measure(
+            self.stop, f"measure_{what}", self.corpus(row), verify=not has_been_read, **facts
+        )
+        if what == "kneser_ney":
             job.note(seconds=measured.pop("seconds"), peak_bytes=None, workers=self.given.workers)
-        elif self.given.time:
-            measured = measure_times(job.folder, corpus, self.device)
-        else:
-            row, watch = job.row, self.stop.check
-            heard = self.bytes_of(row)
-            measured = measure_model(
-                job.folder, corpus, self.device, watch, row.modes, heard, row.tested
-            )
         job.note(measured=measured)
 
 
@@ -434,7 +399,7 @@ def main(
         if given.epochs is not None and given.out.resolve() == kept.resolve():
             raise SystemExit(f"{kept} is of the rows as they are; with --epochs give another --out")
         (given.work / "runs").mkdir(parents=True, exist_ok=True)
-        runner = Runner(given, stop)
+        runner = Runner(given, stop, stack.enter_context(Measurers(given.workers)))
         if given.time:
             jobs = make_timings(chosen, read_lines(given.out), given.work)
         else:

@@ -21,6 +21,9 @@ ROW_TOLERANCE = 1e-4
 BATCH_TOKENS = 1 << 14
 """Tokens of a batch, padding included, by default."""
 
+NEAR = 4
+"""A batch's rows are read from the text at once where they span at most so many batches."""
+
 CHECKED_ROWS = 256
 """Rows of transitions whose sums are checked."""
 
@@ -272,12 +275,15 @@ def _score_rows(
 ) -> Iterator[_Segment]:
     """These rows, the longest first, in segments of at most `batch_tokens`."""
     lengths = rows[:, 1] - rows[:, 0]
+    begin, end = int(rows[:, 0].min()), int(rows[:, 1].max())
+    near = end - begin <= NEAR * batch_tokens  # such as windows, side by side: read at once
+    text, first = (np.asarray(tokens[begin:end]), begin) if near else (tokens, 0)
     carry = None
     for done in range(0, int(lengths[0]), batch_tokens):  # more than once for a single row only
         left = torch.from_numpy(lengths - done).clamp(max=batch_tokens)
         segment = np.zeros((len(rows), int(left[0])), dtype=np.int64)
-        for row, (start, size) in enumerate(zip(rows[:, 0], left.tolist(), strict=True)):
-            segment[row, :size] = np.asarray(tokens[start + done : start + done + size])
+        for row, (start, size) in enumerate(zip(rows[:, 0] - first, left.tolist(), strict=True)):
+            segment[row, :size] = np.asarray(text[start + done : start + done + size])
         scored = model.score_tokens(
             torch.from_numpy(segment).to(device),
             lengths=left.to(device),
