@@ -11,6 +11,7 @@ import json
 import os
 import traceback
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -63,6 +64,8 @@ def make_bench(
     checkpoint: Path | None = None,
 ) -> Bench:
     """A GPU, or a CPU where only tiny cases are asked for and there is none."""
+    if find_spec("triton") is None:
+        raise SystemExit("This benchmark is of Triton's kernels; pip install triton.")
     if torch.cuda.is_available():
         device, precisions = torch.device("cuda"), ("bf16", "fp32")
     elif smoke:

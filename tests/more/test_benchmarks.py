@@ -23,6 +23,12 @@ KEYS = {
 }  # fmt: skip
 
 
+def test_no_benchmark_of_kernels_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(SystemExit, match="pip install triton"):
+        gpu.make_bench(smoke=True)
+
+
 def test_inference(tmp_path: Path) -> None:
     out = tmp_path / "lines.jsonl"
     words = ["cpu", "--smoke", "--out", str(out)]
