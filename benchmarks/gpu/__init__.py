@@ -105,7 +105,7 @@ def show(line: dict) -> str:
         parts.append(f"{line['tokens_per_s']:,} tokens/s")
     if line.get("peak_bytes"):
         parts.append(f"peak {line['peak_bytes'] / 2**30:.2f} GiB")
-    for key in ("perplexity", "loss_error", "error", "max_row_error"):
+    for key in ("perplexity", "loss_error", "gradient_error", "error", "max_row_error"):
         if key in line:
             parts.append(f"{key.replace('_', ' ')} {line[key]:.4g}")
     return head + "; ".join(parts)

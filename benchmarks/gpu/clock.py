@@ -38,7 +38,7 @@ class Times(NamedTuple):
 class Rates(NamedTuple):
     """What the device does in a second, measured in the same run but for `scalar`.
 
-    `bf16`, `tf32` and `fp32` are FLOP/s of a large product, `copy` the bytes read and
+    `bf16`, `tf32`, `fp32` and `fp64` are FLOP/s of a large product, `copy` the bytes read and
     written by a copy, `scalar` the float32 operations of all lanes at the highest clock, an FMA
     being one.
     """
@@ -46,6 +46,7 @@ class Rates(NamedTuple):
     bf16: float
     tf32: float
     fp32: float
+    fp64: float
     copy: float
     scalar: float
 
@@ -125,11 +126,11 @@ def _rates(bench: Bench) -> Rates:
             torch.backends.cuda.matmul.fp32_precision = before
 
     bf16, fp32 = product(torch.bfloat16), product(torch.float32)
-    tf32 = product(torch.float32, "tf32")
+    tf32, fp64 = product(torch.float32, "tf32"), product(torch.float64)
     large = torch.empty(room, dtype=torch.uint8, device=bench.device)
     other = torch.empty_like(large)
     copy = 2 * room / (median(lambda: other.copy_(large)) / 1e3)
-    return Rates(bf16, tf32, fp32, copy, _scalar_rate(bench) or fp32 / 2)
+    return Rates(bf16, tf32, fp32, fp64, copy, _scalar_rate(bench) or fp32 / 2)
 
 
 def _scalar_rate(bench: Bench) -> float | None:

@@ -2,9 +2,9 @@
 
 `viterbi-z32768-k256-b64-t512` has 32,768 states in 128 blocks of 256, factors of width 256 from
 N(0, 1/4), 10,000 words, 64 rows of 512 of them with Zipf's frequencies; in bf16 the factors are
-rounded to it before they are normalised. `...-z4096-dense-...` has a table of all states. `ms` is
-what the caller waits for. A plain implementation that goes step by step is timed on 32 steps, and
-its case says so.
+rounded to it before they are normalised. `...-z4096-dense-...` has a table of all states,
+`...-fp64` tables in float64. `ms` is what the caller waits for. A plain implementation that goes
+step by step is timed on 32 steps, and its case says so.
 
 Right first: rows of 16 tokens against float64. Log evidence and the best path's log-probability,
 also as its states add up to, relative; counts as the share of the counted mass that lies elsewhere;
@@ -14,8 +14,9 @@ the paths against its expectation, both in standard errors.
 Floors. Of blocks: the tile of every step but the first, one K x K x H product each, three of them
 for counts (tiles, and into both factors), at the rate of a large product in the same precision,
 and the bytes of the tables at the rate of a copy. Of dense states: one (B, Z) x (Z, Z) product a
-step in fp32, three for counts; for viterbi one multiplication and one maximum for each of the
-B Z Z cells of a step, by all float32 lanes at the highest clock.
+step in the same precision, three for counts; for viterbi one multiplication and one maximum for
+each of the B Z Z cells of a step, by all float32 lanes (half as many of float64) at the highest
+clock.
 """
 
 import re
@@ -41,14 +42,23 @@ WHAT = {
     "viterbi": "best path",
     "sample": "a sampled path",
 }
-PATTERN = re.compile(rf"({'|'.join(WHAT)})-z(\d+)-(?:k(\d+)|dense)-b(\d+)-t(\d+)")
-CASES = tuple(
-    f"{operation}-{size}-b64-t512"
-    for size in ("z32768-k256", "z4096-dense", "z512-dense")
-    for operation in WHAT
+PATTERN = re.compile(rf"({'|'.join(WHAT)})-z(\d+)-(?:k(\d+)|dense)-b(\d+)-t(\d+)(-fp64)?")
+ASKED = ("z32768-k256-b64-t512", "z4096-dense-b64-t512", "z512-dense-b64-t512")
+# Whether kernels lose anywhere: few and many states for a word, one short text, float64.
+EDGES = (
+    "z2048-k16-b64-t512",
+    "z8192-k64-b64-t512",
+    "z65536-k1024-b16-t64",
+    "z32768-k256-b1-t20",
+    "z512-dense-b1-t20",
+    "z32768-k256-b64-t64-fp64",
+    "z512-dense-b64-t64-fp64",
 )
+CASES = tuple(f"{operation}-{size}" for size in (*ASKED, *EDGES) for operation in WHAT)
 SMOKE = tuple(
-    f"{operation}-{size}-b3-t6" for size in ("z64-k16", "z24-dense") for operation in WHAT
+    f"{operation}-{size}-b3-t6{double}"
+    for size, double in (("z64-k16", ""), ("z24-dense", ""), ("z24-dense", "-fp64"))
+    for operation in WHAT
 )
 WIDTH, WORDS, SPREAD = 256, 10_000, 0.5
 SHORT = 32
@@ -67,25 +77,28 @@ class Case:
     slots: int | None  # of a block; None where states are dense
     batch: int
     steps: int
+    double: bool = False
 
     @staticmethod
     def parse(name: str) -> "Case":
         found = PATTERN.fullmatch(name)
         assert found, name
-        states, slots, batch, steps = (None if n is None else int(n) for n in found.groups()[1:])
+        states, slots, batch, steps = (None if n is None else int(n) for n in found.groups()[1:5])
         assert states and batch and steps, name
-        return Case(found[1], states, slots, batch, steps)
+        return Case(found[1], states, slots, batch, steps, found[6] is not None)
 
     @property
     def name(self) -> str:
         kind = "dense" if self.slots is None else f"k{self.slots}"
-        return f"{self.operation}-z{self.states}-{kind}-b{self.batch}-t{self.steps}"
+        double = "-fp64" if self.double else ""
+        return f"{self.operation}-z{self.states}-{kind}-b{self.batch}-t{self.steps}{double}"
 
 
 def measure(name: str, bench: Bench) -> Iterator[dict]:
     whole = Case.parse(name)
     plain = "reference" if whole.operation == "viterbi" else "scaled"
-    for precision in bench.precisions if whole.slots else ("fp32",):
+    precisions = bench.precisions if whole.slots else ("fp32",)
+    for precision in ("fp64",) if whole.double else precisions:
         hmm = make(whole, precision, bench)
         for implementation in ("kernel", plain):
             is_short = implementation != "kernel" and whole.operation in ("viterbi", "sample")
@@ -165,7 +178,19 @@ def make(case: Case, precision: str, bench: Bench) -> HMM:
         table = replace(table, operand=operand)
     support = support.to(bench.device)
     emissions = emission_table(noise(words, support.width), support)
-    return HMM(torch.log_softmax(noise(case.states), 0), table, emissions, support)
+    hmm = HMM(torch.log_softmax(noise(case.states), 0), table, emissions, support)
+    return _doubled(hmm) if precision == "fp64" else hmm
+
+
+def _doubled(hmm: HMM) -> HMM:
+    """The same in float64, whose rows sum to one by its digits."""
+    hmm, table = hmm.to(dtype=torch.float64), hmm.transitions
+    if isinstance(table, Dense):
+        exact: Dense | Factored = Dense(table.log_trans.double().log_softmax(1))
+    else:
+        exact = Factored.normalise(table.left.double(), table.right.double())
+    log_emit = emission_table(hmm.log_emit, hmm.support)
+    return replace(hmm, transitions=exact, log_init=hmm.log_init.log_softmax(0), log_emit=log_emit)
 
 
 def make_tokens(case: Case, hmm: HMM, bench: Bench) -> Tensor:
@@ -179,13 +204,14 @@ def make_tokens(case: Case, hmm: HMM, bench: Bench) -> Tensor:
 def floor_ms(case: Case, hmm: HMM, precision: str, bench: Bench) -> float:
     rates, links = bench.rates, case.batch * (case.steps - 1)
     times = 3 if case.operation == "counts" else 1
-    width = 2 if precision == "bf16" else 4
-    tables = sum(field.numel() * 4 for field in hmm.fields())
+    rate = {"bf16": rates.bf16, "fp32": rates.fp32, "fp64": rates.fp64}[precision]
+    tables = sum(field.nbytes for field in hmm.fields())
     if case.slots is not None:
-        tables -= (4 - width) * sum(factor.numel() for factor in hmm.fields()[1:3])
+        if precision == "bf16":  # of factors half of the bytes would do
+            tables -= sum(factor.nbytes // 2 for factor in hmm.fields()[1:3])
         flops = times * links * 2 * case.slots**2 * WIDTH
-        rate = rates.bf16 if precision == "bf16" else rates.fp32
     else:
         flops = times * links * 2 * case.states**2
-        rate = rates.scalar if case.operation == "viterbi" else rates.fp32
+        if case.operation == "viterbi":
+            rate = rates.scalar / (2 if precision == "fp64" else 1)
     return 1e3 * (flops / rate + tables / rates.copy)

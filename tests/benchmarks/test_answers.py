@@ -8,6 +8,7 @@ import torch
 
 from hmmlm.hmm import HMM
 from hmmlm.inference import counts, log_prob, sample_paths, smooth, viterbi
+from hmmlm.params import features
 from hmmlm.products import BF16
 from hmmlm.results import PathSamples
 from hmmlm.transitions import Factored
@@ -16,7 +17,7 @@ from models import make_hmm
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # benchmarks/ is no part of the wheel
 
-from benchmarks.gpu import answers, inference, rows  # noqa: E402
+from benchmarks.gpu import answers, inference, rows, steps  # noqa: E402
 from benchmarks.gpu.clock import Bench  # noqa: E402
 
 TOKENS = torch.tensor([[0, 1, 3, 2, 4, 0], [4, 4, 1, 0, 2, 3]])
@@ -79,6 +80,24 @@ def test_row_sums_see_a_normaliser_of_other_factors() -> None:
     rounded = right.bfloat16().float()
     mixed = rows.sums_by_torch(Factored(left, rounded, norm), sources, blocks)
     assert (mixed - 1).abs().max() > rows.ALLOWED
+
+
+@pytest.mark.parametrize("wrong", [None, "log_normaliser", "emission_table"])
+def test_a_step_is_compared_with_tables_made_anew(wrong: str | None, monkeypatch) -> None:
+    """A normaliser or a softmax that is off shows, where the chain would be right about both."""
+    if wrong is not None:
+        right = getattr(features, wrong)
+
+        def off(first: torch.Tensor, *rest, **how) -> torch.Tensor:
+            return right(first, *rest, **how) + (first.dtype == torch.float32)
+
+        monkeypatch.setattr(features, wrong, off)
+    model, support, batches, dropout = steps.make(steps.SMOKE[0], torch.device("cpu"))
+    loss_error, gradient_error = steps.compare(model, support, batches[0], dropout, "float32")
+    if wrong is None:
+        assert loss_error < 1e-6 and gradient_error < 1e-4
+    else:
+        assert loss_error > steps.ALLOWED[0]
 
 
 def test_cases_have_names_that_can_be_read() -> None:
