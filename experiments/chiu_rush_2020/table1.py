@@ -5,7 +5,8 @@
 Deviations from the paper:
 - VL-HMM (faithful) follows the released code where the paper differs: no network on the
   destination side, embeddings N(0, 1), a bias for each word, rate 0.01 on WikiText-2 too, a
-  plateau of 4 checks, no restart after an `<eos>` that ends a slice.
+  plateau of 4 checks (the paper has 8, which were not tried), no restart after an `<eos>` that ends
+  a slice.
 - Its streams are of lines that are shuffled before each epoch; on WikiText-2 the released code
   shuffles articles. Its plateau counts any check that is not a new best, of four different ones an
   epoch. Its products are in bf16, every row normalised over the rounded factors.

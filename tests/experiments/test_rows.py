@@ -254,3 +254,10 @@ def test_lines_of_a_rehearsal_are_no_results(tmp_path: Path) -> None:
     add_lines(tmp_path / "lines", lines_of(figure3, figure3.ROWS[0].shrink()))
     with pytest.raises(SystemExit, match="has lines of --smoke, which are no results; give --out"):
         report(["--lines", str(tmp_path / "lines")])
+
+
+def test_a_page_of_lines_that_are_not_there(tmp_path: Path, capsys) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        report(["--lines", str(tmp_path / "typo"), "--out", str(tmp_path / "page.md")])
+    assert "typo does not exist; give what an experiment wrote" in capsys.readouterr().err
+    assert not (tmp_path / "page.md").exists()
