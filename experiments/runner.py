@@ -319,8 +319,8 @@ def make_timings(
     """Short trainings for rows whose times are not there, each once."""
     known, jobs = {taken["run"] for taken in times}, {}
     for experiment, row in wanted:
-        if row.run not in known and row.kind != KNESER_NEY:
-            cut = row.cut()
+        cut = row.cut()
+        if not {cut.run, row.run} & known and row.kind != KNESER_NEY:  # older: the whole's
             jobs.setdefault(cut.run, Job(cut, [], work)).wanted.append((experiment, row))
     return list(jobs.values())
 

@@ -19,7 +19,7 @@ from experiments.results import (
     take_over,
     with_times,
 )
-from experiments.rows import KNESER_NEY, Row
+from experiments.rows import KNESER_NEY, Drawn, Row, Taught, Teacher
 from experiments.runner import cluster_file, main, make_jobs, make_timings
 
 from hmmlm.baselines.kinds import NEURAL
@@ -39,17 +39,41 @@ def test_times_of_a_training_alone() -> None:
     measured = {"ms_train_step": 1.25, "ms_eval_batch": 0.5, "device": "NVIDIA H200"}
     wanted = [(figure3.EXPERIMENT, row), (table2.EXPERIMENT, same)]
     (times,) = make_times(wanted, {"measured": measured}, "abc")
-    assert times == {"run": row.run, **measured, "commit": "abc"}
-    assert not make_timings(wanted, [times], Path())
+    assert times == {"run": row.cut().run, **measured, "commit": "abc"}
+    older = {**times, "run": row.run}  # named after the whole training
+    assert not make_timings(wanted, [times], Path()) and not make_timings(wanted, [older], Path())
+    longer = replace(row, epochs=99)
+    assert not make_timings([(figure3.EXPERIMENT, longer)], [times], Path())
     assert [job.wanted for job in make_timings(wanted, [], Path())] == [wanted]
     lines = lines_of(figure3, row)
     for taken, step, is_alone in (
         ([], 2.0, False),
         ([times], 1.25, True),
+        ([older], 1.25, True),
         ([{**times, "device": "a laptop"}], 2.0, False),
     ):
         (line, _) = with_times(lines, taken)
         assert (line["ms_train_step"], line["config"]["is_timed_alone"]) == (step, is_alone)
+    # A time is of so many epochs as one likes, also where it is named after others.
+    found = with_times([*lines, *lines_of(figure3, longer)], [older])
+    assert [line["ms_train_step"] for line in found] == [1.25] * 4
+
+
+def test_times_of_lines_are_those_of_their_rows() -> None:
+    """Whatever of a row the short training has, and whatever it does without."""
+    network = Teacher("a network", ("train.epochs=2",))
+    row = row_of(figure3, "2^14 states")
+    for one in (
+        replace(row, layers=network),
+        replace(row, moved=True),
+        replace(row, taught=Taught(network), drawn=Drawn(network, 9)),
+        replace(row, settings=(*row.settings, "data.tokens=7")),
+        row.shrink(),
+    ):
+        taken = {"run": one.cut().run, "ms_train_step": 1.25, "ms_eval_batch": 0.5}
+        taken |= {"device": "NVIDIA H200", "commit": "abc"}
+        (line, _) = with_times(lines_of(figure3, one), [taken])
+        assert line["ms_train_step"] == 1.25
 
 
 @pytest.mark.parametrize(("name", "row"), EVERY, ids=lambda part: getattr(part, "name", ""))
