@@ -27,11 +27,11 @@ class Measurers:
     and takes no other with it.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, *, beside: int = 0) -> None:
         self._context = get_context("spawn")  # CUDA knows no forks
         # No event: that has a lock, which a process killed at a bad moment would keep for ever.
         self._stopped = self._context.RawValue(ctypes.c_bool, False)
-        self._threads = share_of_processors(number)
+        self._threads = share_of_processors(number + beside)
         self._pools = [self._make_pool() for _ in range(number)]
         self._free = LifoQueue[int]()
         for place in range(number):

@@ -102,7 +102,8 @@ class Runner:
         self.sizes: dict[str, int] = {}
         self.commit = given.commit or _commit()
         self.device = _device(given.device)
-        self.threads = share_of_processors(given.workers)
+        self.at_once = given.workers + given.beside
+        self.threads = share_of_processors(self.at_once)
         if self.commit == "unknown" and not given.smoke:
             raise SystemExit("git does not know this folder; say which commit it is: --commit NAME")
 
@@ -248,7 +249,7 @@ class Runner:
         words += [f"--set={change}" for change in (*self._changes(job.row), *heard)]
         has_file = job.row.clusters is not None and self.given.clusters is not None
         made_of = cluster_file(self.given.clusters, job.row).name if has_file else None
-        job.note(workers=self.given.workers, clusters=made_of)
+        job.note(workers=self.at_once, clusters=made_of)
         before = job.notes["seconds"]
 
         def note(seconds: float) -> None:
@@ -282,7 +283,7 @@ class Runner:
             self.stop, what, self.corpus(row), verify=not has_been_read, **facts
         )
         if row.kind == KNESER_NEY:
-            job.note(seconds=measured.pop("seconds"), peak_bytes=None, workers=self.given.workers)
+            job.note(seconds=measured.pop("seconds"), peak_bytes=None, workers=self.at_once)
         job.note(measured=measured)
 
 
@@ -349,7 +350,8 @@ def main(
         if given.epochs is not None and given.out.resolve() == kept.resolve():
             raise SystemExit(f"{kept} is of the rows as they are; with --epochs give another --out")
         (given.work / "runs").mkdir(parents=True, exist_ok=True)
-        runner = Runner(given, stop, stack.enter_context(Measurers(given.workers)))
+        measurers = stack.enter_context(Measurers(given.workers, beside=given.beside))
+        runner = Runner(given, stop, measurers)
         if given.time:
             jobs = make_timings(chosen, read_lines(given.out), given.work)
         else:
@@ -410,6 +412,13 @@ def _parse(about: str, words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--row", action="append", help="a row by its name; may be repeated")
     parser.add_argument("--dataset", help="only rows of this text, such as ptb")
     parser.add_argument("--workers", type=int, default=1, help="trainings side by side")
+    parser.add_argument(
+        "--beside",
+        type=int,
+        default=0,
+        metavar="N",
+        help="how many other trainings run on the device, of other queues",
+    )
     parser.add_argument("--seconds", type=float, help="after which all stops, to go on later")
     parser.add_argument("--epochs", type=int, help="other than a row's own")
     parser.add_argument("--device", default="auto", help="as of hmmlm train")
@@ -426,8 +435,10 @@ def _parse(about: str, words: Sequence[str] | None) -> argparse.Namespace:
         parser.error("say where the texts are and where to work: --data DIR --work DIR")
     if given.workers < 1:
         parser.error(f"--workers is {given.workers} but must be at least 1")
-    if given.time and given.workers > 1:
-        parser.error("--time is of trainings alone on a device; leave out --workers")
+    if given.beside < 0:
+        parser.error(f"--beside is {given.beside} but must be at least 0")
+    if given.time and given.workers + given.beside > 1:
+        parser.error("--time is of trainings alone on a device; leave out --workers and --beside")
     return given
 
 

@@ -127,8 +127,8 @@ def test_a_process_that_is_killed_is_replaced_once(folder: Path, tmp_path: Path,
 
 def test_a_process_and_its_threads(folder: Path, monkeypatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 3)
-    with Measurers(1) as measurers:
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    with Measurers(1, beside=1) as measurers:
         found = measurers.measure(Stop(), measure_process, folder, verify=False)
     assert found["threads"] == 3
     assert found["group"] == found["process"] != os.getpid()

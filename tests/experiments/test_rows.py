@@ -222,6 +222,22 @@ def test_rows_are_listed_and_no_time_is_no_row(tmp_path: Path, capsys) -> None:
     assert not (tmp_path / "results.jsonl").exists()
 
 
+def test_a_line_says_what_ran_beside_it(tmp_path: Path, capsys) -> None:
+    words = ["--smoke", "--work", str(tmp_path), "--dataset=ptb", "--row=KN 5-gram"]
+    words += ["--workers=2", "--beside=3"]
+    assert main({table1.EXPERIMENT: table1.ROWS}, "", words) == 0
+    lines = read_lines(tmp_path / "results.jsonl")
+    assert [line["config"]["workers"] for line in lines] == [5, 5]
+    for wrong, message in (
+        (["--beside=-1"], "--beside is -1 but must be at least 0"),
+        (["--time", "--beside=1"], "leave out --workers and --beside"),
+        (["--time", "--workers=2"], "leave out --workers and --beside"),
+    ):
+        with pytest.raises(SystemExit):
+            main({table1.EXPERIMENT: table1.ROWS}, "", ["--smoke", *wrong])
+        assert message in capsys.readouterr().err
+
+
 def test_a_row_that_fails(tmp_path: Path, capsys) -> None:
     words = ["--smoke", "--work", str(tmp_path), "--dataset=ptb", "--row=KN 5-gram"]
     assert main({table1.EXPERIMENT: table1.ROWS}, "", [*words, "--seconds=0"]) == 0

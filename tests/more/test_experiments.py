@@ -61,7 +61,7 @@ def test_induction(tmp_path: Path) -> None:
 
 def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
     words = ["--smoke", "--work", str(tmp_path), "--row=2x256 LSTM", "--dataset=ptb"]
-    words += ["--epochs=40", "--device=cpu"]
+    words += ["--epochs=40", "--device=cpu", "--beside=1"]
     module = "chiu_rush_2020.table1"
     with subprocess.Popen(
         command(module, *words), cwd=ROOT, stdout=subprocess.PIPE, text=True
@@ -79,7 +79,8 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
     assert f"going on after step {steps:,} of 1,080" in out.read_text()
     lines = read(tmp_path / "results.jsonl")
     assert len(lines) == 2 and all(line["seconds"] > seconds for line in lines)
-    assert lines[0]["epochs"] == 40 and _steps(tmp_path) == 1080
+    assert lines[0]["epochs"] == 40 and lines[0]["config"]["workers"] == 2
+    assert _steps(tmp_path) == 1080
     assert run(module, *words)["done"] == 1 and len(read(tmp_path / "results.jsonl")) == 2
 
 
