@@ -4,6 +4,7 @@ import fcntl
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,33 @@ KEYS = (
 TIMES = ("ms_train_step", "ms_eval_batch")
 
 
+class _Known(dict[str, Any]):
+    """What stands in a line; it says where that is when asked for what is not there."""
+
+    def __init__(self, facts: Mapping[str, Any], where: str) -> None:
+        super().__init__(facts)
+        self.where = where
+
+    def __missing__(self, key: str) -> Any:
+        raise SystemExit(f"{self.where} is of another shape: no {key!r}; delete or mend that line.")
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """All lines of a file that are not blank; none where there is no file."""
     if not path.exists():
         return []
     found = []
     for number, text in enumerate(path.read_text().splitlines(), 1):
+        where = f"{path}:{number}"
+        if not text.strip():
+            continue
         try:
-            line = json.loads(text) if text.strip() else None
+            line = json.loads(text, object_hook=partial(_Known, where=where))
         except ValueError:
-            raise SystemExit(f"{path}:{number} is not whole; delete or mend that line.") from None
-        if line is not None:
-            found.append(line)
+            raise SystemExit(f"{where} is not whole; delete or mend that line.") from None
+        if not isinstance(line, _Known):
+            raise SystemExit(f"{where} is no object of JSON; delete or mend that line.")
+        found.append(line)
     return found
 
 

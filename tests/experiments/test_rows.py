@@ -156,6 +156,23 @@ def test_a_file_that_was_cut(tmp_path: Path) -> None:
         read_lines(file)
 
 
+def test_lines_of_another_shape(tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    (line, _) = lines_of(figure3, figure3.ROWS[0])
+    for text, message in (
+        ("7", "is no object of JSON; delete or mend that line"),
+        ('{"a": 1}', "is of another shape: no 'config'; delete or mend that line"),
+        (json.dumps({**line, "config": {}}), "is of another shape: no 'run'; delete or mend"),
+    ):
+        file.write_text(f"{json.dumps(line)}\n{text}\n")
+        with pytest.raises(SystemExit, match=f"lines:2 {message}"):
+            report(["--lines", str(file), "--out", str(tmp_path / "page.md")])
+    words = ["--data=none", "--work", str(tmp_path), "--commit=x", "--out", str(file)]
+    file.write_text('{"a": 1}\n')
+    with pytest.raises(SystemExit, match="lines:1 is of another shape: no 'config'"):
+        main({figure3.EXPERIMENT: figure3.ROWS}, "", words)
+
+
 def test_notes_outlive_the_process_but_not_the_run(tmp_path: Path) -> None:
     wanted = [(figure3.EXPERIMENT, figure3.ROWS[0])]
     (job,) = make_jobs(wanted, [], tmp_path)
