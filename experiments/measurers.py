@@ -59,7 +59,7 @@ class Measurers:
                     return self._ask(self._pools[place], stop, (what, corpus, verify, facts))
                 except BrokenProcessPool:
                     self._pools[place] = self._make_pool()
-                    stop.check()  # else a signal to all processes
+                    stop.check()  # a signal to all processes ends them too
                     print("A process that measures was killed.", file=sys.stderr, flush=True)
         finally:
             self._free.put(place)

@@ -31,14 +31,12 @@ from experiments.results import (
 )
 from experiments.rows import BUILTIN, HEAD, KNESER_NEY, Row, Taught, Teacher, digest
 from experiments.stopping import Stop, Stopped
+from experiments.texts import write_builtin, write_head
 from experiments.trainings import Failed, run_hmmlm, share_of_processors
 from hmmlm.errors import InputError
 
 RESULTS = Path(__file__).parent / "results/chiu_rush_2020.jsonl"
 TIMES = RESULTS.with_name("chiu_rush_2020_times.jsonl")
-LENGTHS = {"train": 300_000, "valid": 16_000, "test": 1_000}
-"""Tokens of the head of a text, which times are taken on."""
-
 STREAM = 1000
 """Tokens of a stream of sentences that a teacher draws; its last one is cut."""
 
@@ -114,10 +112,10 @@ class Runner:
         if (folder / "corpus.json").exists():
             return folder
         if dataset == BUILTIN:
-            _write_builtin(folder)
+            write_builtin(folder)
             return folder
         if dataset.endswith(HEAD):
-            _write_head(folder, self.corpus(replace(row, text=dataset.removesuffix(HEAD))))
+            write_head(folder, self.corpus(replace(row, text=dataset.removesuffix(HEAD))))
             return folder
         name, empty, tokenizer = PREPARING.get(dataset, (dataset, "", ""))
         text = self.given.data / name
@@ -488,15 +486,6 @@ def _check_clusters(jobs: Sequence[Job], given: argparse.Namespace) -> None:
         raise SystemExit("Clusters are missing; make them with:\n" + "\n".join(commands))
 
 
-def _write_builtin(folder: Path) -> None:
-    from hmmlm.data.builtin import builtin_sentences
-    from hmmlm.data.shards import write_corpus
-    from hmmlm.data.tokenizer import Tokenizer
-
-    splits = {name: lines[:300] for name, lines in builtin_sentences().items()}
-    write_corpus(folder, Tokenizer.words(splits["train"], min_count=2), splits)
-
-
 def _write_llama(folder: Path) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -506,24 +495,6 @@ def _write_llama(folder: Path) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         LlamaForCausalLM(LlamaConfig(**sizes, **heads)).save_pretrained(folder)
-
-
-def _write_head(folder: Path, whole: Path) -> None:
-    """The first lines of each split of a corpus, with its vocabulary."""
-    from hmmlm.data.shards import Corpus, ShardWriter, write_index
-    from hmmlm.storage import new_folder
-
-    corpus = Corpus.open(whole)
-    with new_folder(folder) as made:
-        corpus.tokenizer.save(made / "tokenizer.json")
-        written = {}
-        for name, length in LENGTHS.items():
-            text = corpus.split(name)
-            ends = text.sentence_offsets()
-            with ShardWriter(made, name, corpus.tokenizer) as shards:
-                shards.add(text[0 : ends[ends <= max(length, ends[1])].max()])
-            written[name] = shards.written
-        write_index(made, corpus.tokenizer, written)
 
 
 def _commit() -> str:

@@ -14,8 +14,8 @@ import psutil
 import pytest
 from experiments.measurers import Measurers
 from experiments.measuring import measure_kneser_ney
-from experiments.runner import _write_builtin
 from experiments.stopping import Stop, Stopped
+from experiments.texts import write_builtin
 from experiments.trainings import Failed
 
 import measured_slowly
@@ -28,7 +28,7 @@ from measured_slowly import measure_and_die, measure_process, measure_until_stop
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("text") / "built-in.corpus"
-    _write_builtin(folder)
+    write_builtin(folder)
     return folder
 
 
