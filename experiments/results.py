@@ -4,10 +4,11 @@ import fcntl
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.rows import Row
+from experiments.rows import Row, Teacher
 
 KEYS = (
     "experiment", "row", "dataset", "states", "blocks", "parameters", "mode", "val", "test",
@@ -18,18 +19,33 @@ KEYS = (
 TIMES = ("ms_train_step", "ms_eval_batch")
 
 
+class _Known(dict[str, Any]):
+    """What stands in a line; it says where that is when asked for what is not there."""
+
+    def __init__(self, facts: Mapping[str, Any], where: str) -> None:
+        super().__init__(facts)
+        self.where = where
+
+    def __missing__(self, key: str) -> Any:
+        raise SystemExit(f"{self.where} is of another shape: no {key!r}; delete or mend that line.")
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """All lines of a file that are not blank; none where there is no file."""
     if not path.exists():
         return []
     found = []
     for number, text in enumerate(path.read_text().splitlines(), 1):
+        where = f"{path}:{number}"
+        if not text.strip():
+            continue
         try:
-            line = json.loads(text) if text.strip() else None
+            line = json.loads(text, object_hook=partial(_Known, where=where))
         except ValueError:
-            raise SystemExit(f"{path}:{number} is not whole; delete or mend that line.") from None
-        if line is not None:
-            found.append(line)
+            raise SystemExit(f"{where} is not whole; delete or mend that line.") from None
+        if not isinstance(line, _Known):
+            raise SystemExit(f"{where} is no object of JSON; delete or mend that line.")
+        found.append(line)
     return found
 
 
@@ -70,6 +86,7 @@ def make_lines(
             config |= {"layers": asdict(row.layers) if row.layers else None}
         if row.drawn is not None:
             config |= {"drawn": asdict(row.drawn)}
+        config |= {"moved": True} if row.moved else {}
         for mode in row.modes:
             line = {
                 **_about(experiment, row),
@@ -89,25 +106,48 @@ def make_lines(
 def make_times(
     wanted: Sequence[tuple[str, Row]], notes: Mapping[str, Any], commit: str
 ) -> list[dict[str, Any]]:
-    """How long a step and a batch of a training take on a device of its own."""
+    """How long a step and a batch of a training take on a device of its own.
+
+    `run` is that of the short training, which trainings of other epochs share.
+    """
     times = {key: notes["measured"][key] for key in (*TIMES, "device")} | {"commit": commit}
-    return [{"run": run, **times} for run in dict.fromkeys(row.run for _, row in wanted)]
+    return [{"run": run, **times} for run in dict.fromkeys(row.cut().run for _, row in wanted)]
 
 
 def with_times(
-    lines: Iterable[Mapping[str, Any]], times: Iterable[Mapping[str, Any]]
+    lines: Sequence[Mapping[str, Any]], times: Iterable[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Lines with the times that their trainings have alone, where those were taken."""
-    known = {taken["run"]: taken for taken in times}
+    cut = {line["config"]["run"]: _row_of(line).cut().run for line in lines}
+    known = {cut.get(taken["run"], taken["run"]): taken for taken in times}  # older: the whole's
     made = []
     for line in lines:
-        taken, config = known.get(line["config"]["run"]), line["config"]
+        config = line["config"]
+        taken = known.get(cut[config["run"]])
         is_same = taken is not None and taken["device"] == line["device"]
         alone = {key: taken[key] for key in TIMES} if is_same else {}
         is_alone = is_same or config["workers"] == 1
         timed = {"is_timed_alone": is_alone, "timed_at": taken["commit"] if is_same else None}
         made.append({**line, **alone, "config": {**config, **timed}})
     return made
+
+
+def _row_of(line: Mapping[str, Any]) -> Row:
+    """The row of a line as it was then, but for texts and states that a short training has not."""
+    config = line["config"]
+    table = dict(setting.split("=", 1) for setting in config["settings"])
+    kind, seed, epochs = (table.pop(key) for key in ("model.kind", "train.seed", "train.epochs"))
+    return Row(
+        line["row"],
+        line["dataset"],
+        kind,
+        settings=tuple(f"{key}={value}" for key, value in table.items()),
+        layers=Teacher(**config["layers"]) if config.get("layers") else None,
+        moved=config.get("moved", False),
+        seed=int(seed),
+        epochs=int(epochs),
+        text=config["text"],
+    )
 
 
 def is_done(lines: Iterable[Mapping[str, Any]], experiment: str, row: Row) -> bool:

@@ -6,8 +6,6 @@ whose lines are in the results are not run again, and rows of the same settings 
 
 import argparse
 import json
-import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -15,9 +13,9 @@ import threading
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,14 +30,13 @@ from experiments.results import (
     take_over,
 )
 from experiments.rows import BUILTIN, HEAD, KNESER_NEY, Row, Taught, Teacher, digest
-from experiments.stopping import TO_STOP, Stop, Stopped
+from experiments.stopping import Stop, Stopped
+from experiments.texts import write_builtin, write_head
+from experiments.trainings import Failed, run_hmmlm, share_of_processors
 from hmmlm.errors import InputError
 
 RESULTS = Path(__file__).parent / "results/chiu_rush_2020.jsonl"
 TIMES = RESULTS.with_name("chiu_rush_2020_times.jsonl")
-LENGTHS = {"train": 300_000, "valid": 16_000, "test": 1_000}
-"""Tokens of the head of a text, which times are taken on."""
-
 STREAM = 1000
 """Tokens of a stream of sentences that a teacher draws; its last one is cut."""
 
@@ -64,10 +61,6 @@ OF_STATES = (
     "model.uneven",
 )
 """What of a row decides which states a teacher can give."""
-
-
-class Failed(Exception):
-    """A training ended with an error: its last words."""
 
 
 @dataclass
@@ -107,6 +100,8 @@ class Runner:
         self.sizes: dict[str, int] = {}
         self.commit = given.commit or _commit()
         self.device = _device(given.device)
+        self.at_once = given.workers + given.beside
+        self.threads = share_of_processors(self.at_once)
         if self.commit == "unknown" and not given.smoke:
             raise SystemExit("git does not know this folder; say which commit it is: --commit NAME")
 
@@ -117,10 +112,10 @@ class Runner:
         if (folder / "corpus.json").exists():
             return folder
         if dataset == BUILTIN:
-            _write_builtin(folder)
+            write_builtin(folder)
             return folder
         if dataset.endswith(HEAD):
-            _write_head(folder, self.corpus(replace(row, text=dataset.removesuffix(HEAD))))
+            write_head(folder, self.corpus(replace(row, text=dataset.removesuffix(HEAD))))
             return folder
         name, empty, tokenizer = PREPARING.get(dataset, (dataset, "", ""))
         text = self.given.data / name
@@ -244,72 +239,24 @@ class Runner:
     def _call(self, words: Sequence[str], place: Path) -> str:
         """What a command of hmmlm says, which is written down beside a place."""
         self.stop.check()
-        place.parent.mkdir(parents=True, exist_ok=True)
-        said, log = (place.with_name(f"{place.name}.{kind}") for kind in ("out", "log"))
-        with self._started(words, said, log) as process:
-            status = self._wait(process)
-        return self._check(status, said, log)
+        return run_hmmlm(words, place, self.stop, threads=self.threads)
 
     def _train(self, job: Job, heard: Sequence[str]) -> None:
-        said, log = job.folder.with_suffix(".out"), job.folder.with_suffix(".log")
         words = ["train", str(self._text(job.row)), "--out", str(job.folder)]
         words += ["--resume-if-begun", "--json", "--device", self.device]
         words += [f"--set={change}" for change in (*self._changes(job.row), *heard)]
         has_file = job.row.clusters is not None and self.given.clusters is not None
         made_of = cluster_file(self.given.clusters, job.row).name if has_file else None
-        job.note(workers=self.given.workers, clusters=made_of)
-        with self._started(words, said, log) as process:
-            status = self._wait(process, job)
-        result = json.loads(self._check(status, said, log).splitlines()[-1])
+        job.note(workers=self.at_once, clusters=made_of)
+        before = job.notes["seconds"]
+
+        def note(seconds: float) -> None:
+            job.note(seconds=before + seconds)
+
+        said = run_hmmlm(words, job.folder, self.stop, threads=self.threads, note=note)
+        result = json.loads(said.splitlines()[-1])
         known = job.notes.get("peak_bytes")
         job.note(trained=True, peak_bytes=result["peak_bytes"] or known)
-
-    @contextmanager
-    def _started(
-        self, words: Sequence[str], said: Path, log: Path
-    ) -> Iterator[subprocess.Popen[bytes]]:
-        """A command of hmmlm that runs, and writes what it says into files."""
-        environment = dict(os.environ)
-        share = max(1, (os.cpu_count() or 1) // self.given.workers)
-        environment.setdefault("OMP_NUM_THREADS", str(share))
-        with said.open("w") as out, log.open("a") as err:
-            yield subprocess.Popen(
-                [sys.executable, "-m", "hmmlm", *words],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                env=environment,
-                process_group=0,  # Ctrl-C comes to this process alone, which passes it on once
-            )
-
-    def _check(self, status: int, said: Path, log: Path) -> str:
-        """What was said by a command that ended well."""
-        if status == 0:
-            return said.read_text()
-        if self.stop.is_due:
-            raise Stopped
-        words = log.read_text().strip().splitlines() or ["nothing"]
-        raise Failed(f"hmmlm ended with {status}: {words[-1]}")
-
-    def _wait(self, process: subprocess.Popen[bytes], job: Job | None = None) -> int:
-        """Until it ends; the seconds of a job are written down while it runs."""
-        before = 0.0 if job is None else job.notes["seconds"]
-        began = noted = time.monotonic()
-        asked = float("inf")
-        while (status := process.poll()) is None:
-            now = time.monotonic()
-            if self.stop.is_due and asked == float("inf"):
-                process.send_signal(signal.SIGTERM)
-                asked = now
-            elif now > asked + TO_STOP:
-                process.kill()
-            if job is not None and now > noted + 5:
-                job.note(seconds=before + now - began)
-                noted = now
-            time.sleep(0.05)
-        if job is not None:
-            job.note(seconds=before + time.monotonic() - began)
-        return status
 
     def _changes(self, row: Row) -> list[str]:
         if row.clusters is None or self.given.clusters is None or row.text.startswith(BUILTIN):
@@ -318,21 +265,23 @@ class Runner:
         return [*row.changes, f"model.clusters={json.dumps(str(path.absolute()))}"]
 
     def _measure(self, job: Job) -> None:
+        from experiments import measuring
+
         row = job.row
         if _is_measured(job.notes.get("measured"), row):  # the test text is read once
             return
         has_been_read = row.kind != KNESER_NEY and row.drawn is None  # by the training
-        what, facts = "kneser_ney", {}
+        what, facts = measuring.measure_kneser_ney, {}
         if row.kind != KNESER_NEY:
-            what, facts = "times", {"folder": job.folder, "device": self.device}
+            what, facts = measuring.measure_times, {"folder": job.folder, "device": self.device}
             if not self.given.time:
-                what = "model"
+                what = measuring.measure_model
                 facts |= {"modes": row.modes, "bytes_of": self.bytes_of(row), "tested": row.tested}
         measured = self.measurers.measure(
-            self.stop, f"measure_{what}", self.corpus(row), verify=not has_been_read, **facts
+            self.stop, what, self.corpus(row), verify=not has_been_read, **facts
         )
-        if what == "kneser_ney":
-            job.note(seconds=measured.pop("seconds"), peak_bytes=None, workers=self.given.workers)
+        if row.kind == KNESER_NEY:
+            job.note(seconds=measured.pop("seconds"), peak_bytes=None, workers=self.at_once)
         job.note(measured=measured)
 
 
@@ -369,8 +318,8 @@ def make_timings(
     """Short trainings for rows whose times are not there, each once."""
     known, jobs = {taken["run"] for taken in times}, {}
     for experiment, row in wanted:
-        if row.run not in known and row.kind != KNESER_NEY:
-            cut = row.cut()
+        cut = row.cut()
+        if not {cut.run, row.run} & known and row.kind != KNESER_NEY:  # older: the whole's
             jobs.setdefault(cut.run, Job(cut, [], work)).wanted.append((experiment, row))
     return list(jobs.values())
 
@@ -399,7 +348,8 @@ def main(
         if given.epochs is not None and given.out.resolve() == kept.resolve():
             raise SystemExit(f"{kept} is of the rows as they are; with --epochs give another --out")
         (given.work / "runs").mkdir(parents=True, exist_ok=True)
-        runner = Runner(given, stop, stack.enter_context(Measurers(given.workers)))
+        measurers = stack.enter_context(Measurers(given.workers, beside=given.beside))
+        runner = Runner(given, stop, measurers)
         if given.time:
             jobs = make_timings(chosen, read_lines(given.out), given.work)
         else:
@@ -460,6 +410,13 @@ def _parse(about: str, words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--row", action="append", help="a row by its name; may be repeated")
     parser.add_argument("--dataset", help="only rows of this text, such as ptb")
     parser.add_argument("--workers", type=int, default=1, help="trainings side by side")
+    parser.add_argument(
+        "--beside",
+        type=int,
+        default=0,
+        metavar="N",
+        help="how many other trainings run on the device, of other queues",
+    )
     parser.add_argument("--seconds", type=float, help="after which all stops, to go on later")
     parser.add_argument("--epochs", type=int, help="other than a row's own")
     parser.add_argument("--device", default="auto", help="as of hmmlm train")
@@ -476,8 +433,10 @@ def _parse(about: str, words: Sequence[str] | None) -> argparse.Namespace:
         parser.error("say where the texts are and where to work: --data DIR --work DIR")
     if given.workers < 1:
         parser.error(f"--workers is {given.workers} but must be at least 1")
-    if given.time and given.workers > 1:
-        parser.error("--time is of trainings alone on a device; leave out --workers")
+    if given.beside < 0:
+        parser.error(f"--beside is {given.beside} but must be at least 0")
+    if given.time and given.workers + given.beside > 1:
+        parser.error("--time is of trainings alone on a device; leave out --workers and --beside")
     return given
 
 
@@ -527,15 +486,6 @@ def _check_clusters(jobs: Sequence[Job], given: argparse.Namespace) -> None:
         raise SystemExit("Clusters are missing; make them with:\n" + "\n".join(commands))
 
 
-def _write_builtin(folder: Path) -> None:
-    from hmmlm.data.builtin import builtin_sentences
-    from hmmlm.data.shards import write_corpus
-    from hmmlm.data.tokenizer import Tokenizer
-
-    splits = {name: lines[:300] for name, lines in builtin_sentences().items()}
-    write_corpus(folder, Tokenizer.words(splits["train"], min_count=2), splits)
-
-
 def _write_llama(folder: Path) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -545,24 +495,6 @@ def _write_llama(folder: Path) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         LlamaForCausalLM(LlamaConfig(**sizes, **heads)).save_pretrained(folder)
-
-
-def _write_head(folder: Path, whole: Path) -> None:
-    """The first lines of each split of a corpus, with its vocabulary."""
-    from hmmlm.data.shards import Corpus, ShardWriter, write_index
-    from hmmlm.storage import new_folder
-
-    corpus = Corpus.open(whole)
-    with new_folder(folder) as made:
-        corpus.tokenizer.save(made / "tokenizer.json")
-        written = {}
-        for name, length in LENGTHS.items():
-            text = corpus.split(name)
-            ends = text.sentence_offsets()
-            with ShardWriter(made, name, corpus.tokenizer) as shards:
-                shards.add(text[0 : ends[ends <= max(length, ends[1])].max()])
-            written[name] = shards.written
-        write_index(made, corpus.tokenizer, written)
 
 
 def _commit() -> str:

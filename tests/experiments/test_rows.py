@@ -19,7 +19,7 @@ from experiments.results import (
     take_over,
     with_times,
 )
-from experiments.rows import KNESER_NEY, Row
+from experiments.rows import KNESER_NEY, Drawn, Row, Taught, Teacher
 from experiments.runner import cluster_file, main, make_jobs, make_timings
 
 from hmmlm.baselines.kinds import NEURAL
@@ -39,17 +39,41 @@ def test_times_of_a_training_alone() -> None:
     measured = {"ms_train_step": 1.25, "ms_eval_batch": 0.5, "device": "NVIDIA H200"}
     wanted = [(figure3.EXPERIMENT, row), (table2.EXPERIMENT, same)]
     (times,) = make_times(wanted, {"measured": measured}, "abc")
-    assert times == {"run": row.run, **measured, "commit": "abc"}
-    assert not make_timings(wanted, [times], Path())
+    assert times == {"run": row.cut().run, **measured, "commit": "abc"}
+    older = {**times, "run": row.run}  # named after the whole training
+    assert not make_timings(wanted, [times], Path()) and not make_timings(wanted, [older], Path())
+    longer = replace(row, epochs=99)
+    assert not make_timings([(figure3.EXPERIMENT, longer)], [times], Path())
     assert [job.wanted for job in make_timings(wanted, [], Path())] == [wanted]
     lines = lines_of(figure3, row)
     for taken, step, is_alone in (
         ([], 2.0, False),
         ([times], 1.25, True),
+        ([older], 1.25, True),
         ([{**times, "device": "a laptop"}], 2.0, False),
     ):
         (line, _) = with_times(lines, taken)
         assert (line["ms_train_step"], line["config"]["is_timed_alone"]) == (step, is_alone)
+    # A time is of so many epochs as one likes, also where it is named after others.
+    found = with_times([*lines, *lines_of(figure3, longer)], [older])
+    assert [line["ms_train_step"] for line in found] == [1.25] * 4
+
+
+def test_times_of_lines_are_those_of_their_rows() -> None:
+    """Whatever of a row the short training has, and whatever it does without."""
+    network = Teacher("a network", ("train.epochs=2",))
+    row = row_of(figure3, "2^14 states")
+    for one in (
+        replace(row, layers=network),
+        replace(row, moved=True),
+        replace(row, taught=Taught(network), drawn=Drawn(network, 9)),
+        replace(row, settings=(*row.settings, "data.tokens=7")),
+        row.shrink(),
+    ):
+        taken = {"run": one.cut().run, "ms_train_step": 1.25, "ms_eval_batch": 0.5}
+        taken |= {"device": "NVIDIA H200", "commit": "abc"}
+        (line, _) = with_times(lines_of(figure3, one), [taken])
+        assert line["ms_train_step"] == 1.25
 
 
 @pytest.mark.parametrize(("name", "row"), EVERY, ids=lambda part: getattr(part, "name", ""))
@@ -132,6 +156,23 @@ def test_a_file_that_was_cut(tmp_path: Path) -> None:
         read_lines(file)
 
 
+def test_lines_of_another_shape(tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    (line, _) = lines_of(figure3, figure3.ROWS[0])
+    for text, message in (
+        ("7", "is no object of JSON; delete or mend that line"),
+        ('{"a": 1}', "is of another shape: no 'config'; delete or mend that line"),
+        (json.dumps({**line, "config": {}}), "is of another shape: no 'run'; delete or mend"),
+    ):
+        file.write_text(f"{json.dumps(line)}\n{text}\n")
+        with pytest.raises(SystemExit, match=f"lines:2 {message}"):
+            report(["--lines", str(file), "--out", str(tmp_path / "page.md")])
+    words = ["--data=none", "--work", str(tmp_path), "--commit=x", "--out", str(file)]
+    file.write_text('{"a": 1}\n')
+    with pytest.raises(SystemExit, match="lines:1 is of another shape: no 'config'"):
+        main({figure3.EXPERIMENT: figure3.ROWS}, "", words)
+
+
 def test_notes_outlive_the_process_but_not_the_run(tmp_path: Path) -> None:
     wanted = [(figure3.EXPERIMENT, figure3.ROWS[0])]
     (job,) = make_jobs(wanted, [], tmp_path)
@@ -196,6 +237,22 @@ def test_rows_are_listed_and_no_time_is_no_row(tmp_path: Path, capsys) -> None:
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert said["left"] == ["ptb: KN 5-gram", "wikitext-2: KN 5-gram"] and said["done"] == 0
     assert not (tmp_path / "results.jsonl").exists()
+
+
+def test_a_line_says_what_ran_beside_it(tmp_path: Path, capsys) -> None:
+    words = ["--smoke", "--work", str(tmp_path), "--dataset=ptb", "--row=KN 5-gram"]
+    words += ["--workers=2", "--beside=3"]
+    assert main({table1.EXPERIMENT: table1.ROWS}, "", words) == 0
+    lines = read_lines(tmp_path / "results.jsonl")
+    assert [line["config"]["workers"] for line in lines] == [5, 5]
+    for wrong, message in (
+        (["--beside=-1"], "--beside is -1 but must be at least 0"),
+        (["--time", "--beside=1"], "leave out --workers and --beside"),
+        (["--time", "--workers=2"], "leave out --workers and --beside"),
+    ):
+        with pytest.raises(SystemExit):
+            main({table1.EXPERIMENT: table1.ROWS}, "", ["--smoke", *wrong])
+        assert message in capsys.readouterr().err
 
 
 def test_a_row_that_fails(tmp_path: Path, capsys) -> None:

@@ -4,8 +4,10 @@ import json
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from benchmarks.guiding import WORDS
 
@@ -59,15 +61,13 @@ def test_induction(tmp_path: Path) -> None:
 
 def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
     words = ["--smoke", "--work", str(tmp_path), "--row=2x256 LSTM", "--dataset=ptb"]
-    words += ["--epochs=40", "--device=cpu"]
+    words += ["--epochs=40", "--device=cpu", "--beside=1"]
     module = "chiu_rush_2020.table1"
     with subprocess.Popen(
         command(module, *words), cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        ends = time.monotonic() + 60
-        while time.monotonic() < ends and not _steps(tmp_path):
-            time.sleep(0.1)
+        _wait_for(lambda: _steps(tmp_path) > 0)
         process.send_signal(signal.SIGTERM)
         said = json.loads(process.stdout.read().splitlines()[-1])
     assert process.returncode == 0 and said["left"] == ["ptb: 2x256 LSTM"]
@@ -79,8 +79,39 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
     assert f"going on after step {steps:,} of 1,080" in out.read_text()
     lines = read(tmp_path / "results.jsonl")
     assert len(lines) == 2 and all(line["seconds"] > seconds for line in lines)
-    assert lines[0]["epochs"] == 40 and _steps(tmp_path) == 1080
+    assert lines[0]["epochs"] == 40 and lines[0]["config"]["workers"] == 2
+    assert _steps(tmp_path) == 1080
     assert run(module, *words)["done"] == 1 and len(read(tmp_path / "results.jsonl")) == 2
+
+
+def test_a_training_ends_with_the_runner_that_is_killed(tmp_path: Path) -> None:
+    words = ["--smoke", "--work", str(tmp_path), "--row=2x256 LSTM", "--dataset=ptb"]
+    words += ["--epochs=400", "--device=cpu"]
+    with subprocess.Popen(
+        command("chiu_rush_2020.table1", *words), cwd=ROOT, stderr=subprocess.DEVNULL
+    ) as process:
+        _wait_for(lambda: _steps(tmp_path) > 0)
+        process.kill()
+    (lock,) = (tmp_path / "runs").glob("*/run.lock")
+    number = int(lock.read_text())
+    _wait_for(lambda: not _is_there(number))
+    assert 0 < _steps(tmp_path) < 10800
+    (notes,) = (tmp_path / "runs").glob("*.json")
+    assert "trained" not in json.loads(notes.read_text())
+
+
+def _wait_for(is_so: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < ends
+        time.sleep(0.1)
+
+
+def _is_there(number: int) -> bool:
+    try:
+        return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_a_training_that_fails(tmp_path: Path) -> None:
