@@ -159,7 +159,7 @@ def test_a_signal_to_the_runner_while_it_measures(kind: signal.Signals, tmp_path
     file = tmp_path / "measured-by"
     with subprocess.Popen(
         [sys.executable, measured_slowly.__file__, str(tmp_path)],
-        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
