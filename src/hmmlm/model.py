@@ -133,11 +133,16 @@ class Model(TextModel):
         folder, place = Path(folder), find_device(device)
         config = read_model_config(folder)
         if "kind" in config:
-            name = shlex.quote(str(folder))
+            name, kind = shlex.quote(str(folder)), config["kind"]
+            ways = f"hmmlm evaluate, score, next, sample and info {name} work"
+            if kind == "topics":
+                raise InputError(
+                    f"{folder} is an HMM with topics, which has an HMM for each; {ways}, and "
+                    f"TopicModel.load({name!r}).part(N) is the model of lines of topic N."
+                )
             raise InputError(
-                f"{folder} is a model of kind {config['kind']}, which has no hidden states of an "
-                f"HMM to ask for; hmmlm evaluate, score, next, sample and info {name} work, or "
-                f"train an HMM."
+                f"{folder} is a model of kind {kind}, which has no hidden states of an HMM to ask "
+                f"for; {ways}, or train an HMM."
             )
         tokenizer = read_tokenizer(folder, config)
         hmm = read_hmm(folder / WEIGHTS, check_rows=check_rows)

@@ -15,6 +15,7 @@ from hmmlm.errors import InputError
 from hmmlm.model import Model
 from hmmlm.neural_model import load_model
 from hmmlm.text_model import CONFIG, WEIGHTS, pad
+from hmmlm.topic_model import TopicModel
 
 COPIES = 8
 """Numbers that drawing a token makes of each state of an HMM, and of each word."""
@@ -34,7 +35,13 @@ class ModelSource:
         goes_on: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.model = load_model(folder, device=device)
+        model = load_model(folder, device=device)
+        if isinstance(model, TopicModel):
+            raise InputError(
+                f"{folder} has topics, and texts are drawn side by side from models without; give "
+                f"the HMM that they were learnt for, or draw a few with hmmlm sample."
+            )
+        self.model = model
         if goes_on and self.model.config.get("training", {}).get("data", {}).get("reset"):
             raise InputError(
                 f"{folder} was trained to start afresh after <eos> (data.reset), so it does not "

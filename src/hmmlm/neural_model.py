@@ -32,6 +32,7 @@ from hmmlm.text_model import (
     read_model_config,
     read_tokenizer,
 )
+from hmmlm.topic_model import KIND, TopicModel
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,10 @@ class NeuralModel(TextModel):
         if "kind" not in config:
             raise InputError(f"{folder} is an HMM, not a neural model; read it with Model.load.")
         kind = config["kind"]
+        if kind == KIND:
+            raise InputError(
+                f"{folder} is an HMM with topics, not a neural model; read it with TopicModel.load."
+            )
         if kind not in NEURAL:
             raise InputError(
                 f"{folder / CONFIG} has the kind {kind!r} but this version knows "
@@ -187,7 +192,9 @@ class _Reader:
 
 def load_model(
     folder: str | os.PathLike[str], *, device: str | torch.device = "cpu"
-) -> Model | NeuralModel:
+) -> Model | NeuralModel | TopicModel:
     """The model in a folder, of whatever kind."""
-    kind = NeuralModel if "kind" in read_model_config(Path(folder)) else Model
-    return kind.load(folder, device=device)
+    kind = read_model_config(Path(folder)).get("kind")
+    if kind is None:
+        return Model.load(folder, device=device)
+    return (TopicModel if kind == KIND else NeuralModel).load(folder, device=device)

@@ -29,6 +29,7 @@ from hmmlm.cli.sampling import gap, sample_corpus
 from hmmlm.cli.sweeping import sweep
 from hmmlm.cli.tagging import tag
 from hmmlm.cli.tempering import temper
+from hmmlm.cli.topics import topics
 from hmmlm.cli.tour import demo
 from hmmlm.cli.training import train
 from hmmlm.cli.worlds import world
@@ -44,7 +45,7 @@ app = typer.Typer(
 )
 PANELS = {
     "Text": (prepare, sample_corpus, cluster),
-    "Train": (train, distill, sweep, estimate, recluster, mix, temper),
+    "Train": (train, distill, sweep, estimate, recluster, topics, mix, temper),
     "Measure": (evaluate, score, gap),
     "Ask": (next_tokens, sample, fill, tag, constraint, guide),
     "See": (info, explore, report, plot),

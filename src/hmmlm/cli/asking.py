@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hmmlm.data.shards import Corpus
     from hmmlm.model import Model
     from hmmlm.neural_model import NeuralModel
+    from hmmlm.topic_model import TopicModel
 
 Folder = Annotated[Path, typer.Argument(help="A model's folder.")]
 Text = Annotated[
@@ -90,7 +91,7 @@ def evaluate(
         print_json(result._asdict())
 
 
-def _warn_of_mode(folder: Path, model: "Model | NeuralModel") -> None:
+def _warn_of_mode(folder: Path, model: "Model | NeuralModel | TopicModel") -> None:
     """Says when a model that was read by sentence was validated in another way."""
     from hmmlm.train.config import mode_of_training
 
@@ -171,7 +172,7 @@ def check_split(corpus: "Corpus", split: str) -> str:
     return split
 
 
-def load_any(folder: Path, device: str) -> "Model | NeuralModel":
+def load_any(folder: Path, device: str) -> "Model | NeuralModel | TopicModel":
     from hmmlm.neural_model import load_model
 
     place = pick_device(device)

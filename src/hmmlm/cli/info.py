@@ -16,6 +16,7 @@ from hmmlm.errors import InputError
 if TYPE_CHECKING:
     from hmmlm.model import Model
     from hmmlm.neural_model import NeuralModel
+    from hmmlm.topic_model import TopicModel
 
 
 def info(
@@ -151,9 +152,10 @@ def _table_lines(key: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield key, value
 
 
-def _model_info(model: "Model | NeuralModel") -> dict[str, Any]:
+def _model_info(model: "Model | NeuralModel | TopicModel") -> dict[str, Any]:
     from hmmlm.clusters.clustering import balance
     from hmmlm.neural_model import NeuralModel
+    from hmmlm.topic_model import KIND, TopicModel
 
     made_by = {"made_by": f"hmmlm {model.config.get('hmmlm_version', 'unknown')}"}
     made_by |= _origin(model.config)
@@ -162,6 +164,14 @@ def _model_info(model: "Model | NeuralModel") -> dict[str, Any]:
         size = {"numbers": sum(weight.numel() for weight in weights)}
         words = {"kind": model.kind, "vocabulary": model.network.vocab_size}
         return {**words, **size, "dtype": model.network.precision, **made_by}
+    if isinstance(model, TopicModel):
+        topics = model.topics
+        size = {"topics": topics.num_topics, "states": topics.hmm.num_states}
+        tables = (*topics.hmm.fields(), *topics.topics())
+        size |= {"numbers": sum(table.numel() for table in tables)}
+        about = {"dtype": model.lm.precision, **made_by}
+        shown = {"topic": model.config["topics"]} if "topics" in model.config else {}
+        return {"kind": KIND, "vocabulary": model.lm.vocab_size, **size, **about, **shown}
     hmm, support = model.hmm, model.hmm.support
     sizes = (support.rows >= 0).sum(1)
     kind = "dense" if support.is_dense else "blocks" if support.is_partition else "overlapping"

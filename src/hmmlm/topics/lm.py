@@ -1,0 +1,160 @@
+"""An HMM with topics as a language model, read one topic after the other."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from hmmlm.errors import InputError
+from hmmlm.evaluate import HmmLM
+from hmmlm.inference import log_prob
+from hmmlm.lm import Scores
+from hmmlm.results import Belief
+from hmmlm.topics.value import TopicHMM
+
+
+class TopicCarry(NamedTuple):
+    """What a topic model has read: the belief over states in each topic, and p(topic | text)."""
+
+    beliefs: Sequence[Belief]
+    log_topics: Float[Tensor, "B G"]
+
+
+class TopicLM:
+    """A `TopicHMM` as a language model; `eos_id` ends a sentence, and the topic moves.
+
+    A text is read G times, each time by the HMM of one topic: O(G T K^2) time.
+    """
+
+    def __init__(self, topics: TopicHMM, eos_id: int) -> None:
+        self.topics, self.eos_id = topics, eos_id
+
+    @property
+    def vocab_size(self) -> int:
+        return self.topics.hmm.vocab_size
+
+    @property
+    def precision(self) -> str:
+        return str(self.topics.hmm.dtype).removeprefix("torch.")
+
+    @torch.no_grad()
+    def score_tokens(
+        self,
+        tokens: Int[Tensor, "B T"],
+        *,
+        lengths: Int[Tensor, " B"] | None = None,
+        carry: TopicCarry | None = None,
+        reset_id: int | None = None,
+        ends: bool = False,
+    ) -> Scores:
+        """log p(x_t | x_<t) of each token. With `reset_id` topics begin anew after it, too."""
+        if reset_id not in (None, self.eos_id):
+            raise InputError(
+                f"reset_id is {reset_id:,} but sentences of this model end with {self.eos_id:,}; "
+                f"give that, or none."
+            )
+        device = self.topics.hmm.device
+        tokens = tokens.to(device)
+        lengths = None if lengths is None else lengths.to(device)
+        known, beliefs = [], []
+        for topic, hmm in enumerate(self.topics.parts()):
+            before = None if carry is None else carry.beliefs[topic]
+            how = {"lengths": lengths, "belief": before, "reset_id": self.eos_id}
+            scored = log_prob(hmm, tokens, **how)
+            known.append(scored.token_log_probs)
+            beliefs.append(scored.belief)
+        inside = torch.ones_like(tokens, dtype=torch.bool)
+        if lengths is not None:
+            inside = torch.arange(tokens.shape[1], device=device) < lengths[:, None]
+        start, moves = self.topics.log_start, self.topics.log_moves
+        first = start.expand(len(tokens), -1) if carry is None else carry.log_topics
+        scores, last = mix_topics(
+            torch.stack(known, 2).double(),
+            (tokens == self.eos_id) & inside,
+            first,
+            moves if reset_id is None else start,
+        )
+        return Scores(
+            scores.masked_fill(~inside, 0.0).to(self.topics.hmm.dtype),
+            None if ends else TopicCarry(beliefs, last),
+        )
+
+    @torch.no_grad()
+    def row_error(self, rows: int, seed: int) -> float:
+        """Largest |sum - 1| of the topics' own tables, and of `rows` rows of their HMMs in all."""
+        topics = self.topics
+        tables = torch.cat([topics.log_start[None], topics.log_moves]).exp()
+        found = [float((tables.sum(1) - 1).abs().max())]
+        each = max(1, rows // topics.num_topics)
+        for topic, hmm in enumerate(topics.parts()):
+            found.append(HmmLM(hmm).row_error(each, seed + topic))
+        return max(found, key=lambda error: error if error == error else float("inf"))
+
+
+@torch.no_grad()
+def line_topics(topics: TopicHMM, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B G"]:
+    """log p(topic | line) of lines that stand alone, or of their beginnings; -inf if impossible."""
+    tokens = tokens.to(topics.hmm.device)
+    if not tokens.shape[1]:
+        return topics.log_start.expand(len(tokens), -1)
+    known = [log_prob(hmm, tokens).log_evidence for hmm in topics.parts()]
+    return _normalised(topics.log_start + torch.stack(known, 1).double())
+
+
+def mix_topics(
+    log_probs: Float[Tensor, "B T G"],
+    is_end: Bool[Tensor, "B T"],
+    log_topics: Float[Tensor, "B G"],
+    log_moves: Float[Tensor, "G G"] | Float[Tensor, " G"],
+) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B G"]]:
+    """log p(x_t | x_<t) from that of every topic, and p(topic) of what comes after the last token.
+
+    `is_end` marks the last tokens of sentences, after which topics move by `log_moves`, or begin
+    anew where that is one distribution. O(B T G) time, and O(G^2) for each sentence.
+    """
+    batch, steps, number = log_probs.shape
+    sentence = is_end.long().cumsum(1) - is_end.long()  # of each token, counted in its row
+    count = int(sentence.max()) + 1 if steps else 0
+    place = sentence[:, :, None].expand_as(log_probs)
+    # What is impossible in a topic is counted and not added: -inf less -inf would be NaN.
+    never = log_probs.isneginf()
+    sums = log_probs.masked_fill(never, 0.0).cumsum(1)
+    misses = never.long().cumsum(1)
+    is_first = torch.ones_like(is_end)
+    is_first[:, 1:] = is_end[:, :-1]
+    begin = torch.where(is_first, torch.arange(steps, device=is_end.device), 0).cummax(1).values
+    begin = begin[:, :, None].expand_as(log_probs)
+
+    def since(totals: Tensor) -> Tensor:
+        """What was added up since the first token of the sentence."""
+        shifted = torch.cat([torch.zeros_like(totals[:, :1]), totals[:, :-1]], 1)
+        return totals - shifted.gather(1, begin)
+
+    within = since(sums).masked_fill(since(misses) > 0, -torch.inf)  # (B, T, G)
+    whole = log_probs.new_zeros(batch, count, number).scatter_add(1, place, log_probs)
+    over = torch.zeros(batch, count, dtype=torch.long, device=is_end.device)
+    over = over.scatter_add(1, sentence, is_end.long()) > 0
+    before, now = [], log_topics.to(log_probs.dtype)
+    for each in range(count):
+        before.append(now)
+        read = _normalised(now + whole[:, each])
+        if log_moves.ndim == 1:
+            moved = log_moves.to(read.dtype).expand_as(read)
+        else:
+            moved = torch.logsumexp(read[:, :, None] + log_moves.to(read.dtype), 1)
+        now = torch.where(over[:, each, None], moved, read)
+    if not before:
+        return log_probs.new_zeros(batch, 0), now
+    weights = torch.stack(before, 1).gather(1, place)
+    totals = torch.logsumexp(weights + within, 2)  # log p(the sentence so far | those before it)
+    earlier = torch.cat([torch.zeros_like(totals[:, :1]), totals[:, :-1]], 1)
+    earlier = earlier.masked_fill(is_first, 0.0)
+    return totals - earlier.masked_fill(totals.isneginf(), 0.0), now
+
+
+def _normalised(log_weights: Float[Tensor, "B G"]) -> Float[Tensor, "B G"]:
+    """Distributions; -inf throughout after what the model cannot produce."""
+    total = torch.logsumexp(log_weights, 1, keepdim=True)
+    return torch.where(total.isneginf(), log_weights, log_weights - total)
