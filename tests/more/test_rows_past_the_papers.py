@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from experiments.past.topics import EXPERIMENT as TOPICS
 
 from experimenting import read, run
 from hmmlm.data.shards import Corpus
@@ -41,3 +42,12 @@ def test_rows_past_the_papers(table: str, past: Path) -> None:
             assert line["val"] == pytest.approx(found.perplexity, rel=1e-5)
         assert flatter["val"] == pytest.approx(alone["val"], rel=1e-3)
         assert run("past.mixture", "--smoke", "--work", str(past))["made"] == 0
+        for _ in range(2):  # a second time nothing is made
+            assert run("past.topics", "--smoke", "--work", str(past), "--rows=1")["made"] == 1
+            made = [one for one in read(past / "results.jsonl") if one["experiment"] == TOPICS]
+            assert [line["mode"] for line in made] == ["sentence", "streaming"] * 3
+        *tried, sentence, streaming = made
+        assert all(line["test"] is None for line in tried)
+        best = min(tried[1::2], key=lambda line: line["val"])
+        assert best["config"] == streaming["config"] and best["val"] == streaming["val"]
+        assert 10 < streaming["test"] < 900 and sentence["test"] != streaming["test"]
