@@ -5,8 +5,9 @@ from types import ModuleType
 
 def tables() -> dict[str, ModuleType]:
     """The modules by the name of their experiment, in the order in which they are run."""
-    from experiments.past import ablation, drawn, final, million, search, small
+    from experiments.past import ablation, drawn, final, laptop, million, search, small
 
     return {
-        module.EXPERIMENT: module for module in (small, search, drawn, final, ablation, million)
+        module.EXPERIMENT: module
+        for module in (small, laptop, search, drawn, final, ablation, million)
     }

@@ -1,11 +1,11 @@
-"""Topics for the models of `final`: settings by validation text, then test text once.
+"""Topics for the models of `laptop` and `final`: settings by validation, then test text once.
 
-    python -m experiments.past.topics --work DIR [--out FILE] [--smoke]
+    python -m experiments.past.topics --work DIR [--of final] [--out FILE] [--smoke]
 
-after `final` has run in that folder. Of each text and number of states, the first seed's model gets
+after these have run in that folder. Of each text and number of states, the first seed's model gets
 topics by every setting of `TRIED`, each read on validation text alone; all seeds then get them by
-the one that was best streaming, and are tested. With `--rows N` only the first N texts and numbers
-of states. What is not all there is left out, and what has its lines is not made again.
+the one that was best streaming, and are tested. What is not all there is left out, and what has its
+lines is not made again.
 """
 
 import argparse
@@ -18,14 +18,18 @@ from typing import Any
 import torch
 
 from experiments.measuring import device_name
-from experiments.past.final import EXPERIMENT as FINAL
+from experiments.past import final, laptop
 from experiments.past.mixture import mixtures
 from experiments.results import KEYS, add_lines, read_lines
 from experiments.rows import BOTH, Row
 
 RESULTS = Path(__file__).parent.parent / "results/past.jsonl"
 EXPERIMENT = "past/topics"
-TRIED = tuple((topics, penalty) for topics in (32, 64) for penalty in (0.3, 1.0, 3.0))
+OF = {"laptop": laptop, "final": final}
+TRIED = {
+    "laptop": ((32, 0.3),),  # found with 2,048 states
+    "final": tuple((topics, penalty) for topics in (32, 64) for penalty in (0.3, 1.0, 3.0)),
+}
 SMOKE = ((2, 1.0), (3, 1.0))
 
 
@@ -60,7 +64,7 @@ def measure(
             line |= {key: found.perplexity, f"tokens_{key}": found.tokens}
         line["seconds"] = round(time.monotonic() - began, 1)
         line["device"] = device_name(device)
-        line["config"] = {"run": row.run, "text": row.text or row.dataset, "of": FINAL}
+        line["config"] = {"run": row.run, "text": row.text or row.dataset}
         line["config"] |= {"topics": topics, "penalty": penalty, "workers": 1}
         made.append(line)
     return made
@@ -101,9 +105,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--work", type=Path, required=True, help="where `final` has worked")
+    parser.add_argument("--work", type=Path, required=True, help="where they have worked")
     parser.add_argument("--out", type=Path, help="the lines; by default past.jsonl of the results")
-    parser.add_argument("--rows", type=int, help="texts and numbers of states, the first ones")
+    parser.add_argument("--of", choices=OF, default="final", help="whose models")
     parser.add_argument("--device", default="auto", help="as of hmmlm train")
     parser.add_argument("--commit", default="unknown", help="what the code is")
     parser.add_argument("--smoke", action="store_true", help="of the tiny models of a rehearsal")
@@ -111,9 +115,9 @@ def main(words: Sequence[str] | None = None) -> int:
     out = given.out or (given.work / "results.jsonl" if given.smoke else RESULTS)
     has_gpu = torch.cuda.is_available()
     device = given.device if given.device != "auto" else ("cuda" if has_gpu else "cpu")
-    tried = SMOKE if given.smoke else TRIED
+    tried = SMOKE if given.smoke else TRIED[given.of]
     left, done = [], 0
-    for (dataset, states), found in list(mixtures().items())[: given.rows]:
+    for (dataset, states), found in mixtures(OF[given.of].ROWS).items():
         rows = [row.shrink() for row in found] if given.smoke else found
         if all((given.work / "runs" / row.run / "config.json").exists() for row in rows):
             search(rows, tried, out, given.work, device=device, commit=given.commit)

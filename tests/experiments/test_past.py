@@ -4,7 +4,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from experiments.past import ablation, drawn, final, million, mixture, search, small, tables
+from experiments.past import (
+    ablation,
+    drawn,
+    final,
+    laptop,
+    million,
+    mixture,
+    search,
+    small,
+    tables,
+)
 from experiments.past.mixture import mixtures
 from experiments.past.recipes import BASE, SEEDS
 from experiments.results import is_done, take_over
@@ -25,13 +35,13 @@ def test_every_row_is_a_training(name: str, row: Row) -> None:
     for one in (row, row.shrink()):
         config = make_config(override({}, one.changes))
         assert config.train.epochs == one.epochs
-    assert row.tested == (name in (final.EXPERIMENT, million.EXPERIMENT))
+    assert row.tested == (name in (laptop.EXPERIMENT, final.EXPERIMENT, million.EXPERIMENT))
 
 
 def test_names_and_numbers() -> None:
     names = [(name, row.name, row.dataset) for name, row in EVERY]
     assert len(set(names)) == len(names)
-    for module in (search, drawn, final, ablation, million):
+    for module in (laptop, search, drawn, final, ablation, million):
         assert len({row.run for row in module.ROWS}) == len(module.ROWS)
     assert {len(rows) for rows in mixtures().values()} == {len(SEEDS)}
     assert sorted(row.states for row in million.ROWS if row.name.endswith("256"))[-1] == 2**20

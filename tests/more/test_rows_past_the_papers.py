@@ -17,12 +17,14 @@ def past(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("past")
 
 
-@pytest.mark.parametrize("table", ["small", "search", "drawn", "final", "ablation", "million"])
+@pytest.mark.parametrize(
+    "table", ["small", "laptop", "search", "drawn", "final", "ablation", "million"]
+)
 def test_rows_past_the_papers(table: str, past: Path) -> None:
     said = run(f"past.{table}", "--smoke", "--work", str(past), "--workers", "2")
     assert said["rows"] == said["done"] > 0 and not said["left"] and not said["failed"]
     lines = [line for line in read(past / "results.jsonl") if line["experiment"].endswith(table)]
-    is_tested = table in ("final", "million")
+    is_tested = table in ("laptop", "final", "million")
     assert lines and all(10 < line["val"] < 900 for line in lines)
     assert all((line["test"] is not None) == is_tested for line in lines)
     if table == "drawn":
@@ -42,8 +44,10 @@ def test_rows_past_the_papers(table: str, past: Path) -> None:
             assert line["val"] == pytest.approx(found.perplexity, rel=1e-5)
         assert flatter["val"] == pytest.approx(alone["val"], rel=1e-3)
         assert run("past.mixture", "--smoke", "--work", str(past))["made"] == 0
+    if table == "laptop":
         for _ in range(2):  # a second time nothing is made
-            assert run("past.topics", "--smoke", "--work", str(past), "--rows=1")["made"] == 1
+            told = run("past.topics", "--smoke", "--work", str(past), "--of=laptop")
+            assert told == {"made": 1, "left": []}
             made = [one for one in read(past / "results.jsonl") if one["experiment"] == TOPICS]
             assert [line["mode"] for line in made] == ["sentence", "streaming"] * 3
         *tried, sentence, streaming = made
