@@ -12,6 +12,7 @@ from experiments.chiu_rush_2020.claims import Found, judge
 from experiments.induction import RESULTS as INDUCED
 from experiments.induction import section as section_of_tags
 from experiments.lee_berg_kirkpatrick_2025.page import draw, section
+from experiments.past.page import section as section_of_past
 from experiments.results import read_lines, with_times
 from experiments.rows import BOTH
 from experiments.runner import RESULTS, TIMES
@@ -19,6 +20,7 @@ from experiments.runner import RESULTS, TIMES
 Line = Mapping[str, Any]
 PAGE = Path(__file__).parents[1] / "docs/results.md"
 DISTILLED = RESULTS.with_name("lee_berg_kirkpatrick_2025.jsonl")
+PAST = RESULTS.with_name("past.jsonl")
 
 ABOUT = """# Results
 
@@ -28,8 +30,8 @@ run it again: [experiments/README.md](../experiments/README.md), what was tried:
 [experiments/LOG.md](../experiments/LOG.md).
 
 # Chiu & Rush 2020
-[Lines]({link}), [Lee & Berg-Kirkpatrick 2025](#lee--berg-kirkpatrick-2025) and the
-[induction of tags](#induction-of-tags) come after.
+[Lines]({link}), [Lee & Berg-Kirkpatrick 2025](#lee--berg-kirkpatrick-2025),
+[what goes past both](#past-both-papers) and the [induction of tags](#induction-of-tags) come after.
 
 Perplexities are read in two ways, by *sentence* and *streaming* ([evaluation.md](evaluation.md));
 the paper's way is streaming. **Bold** is the way that a model was trained for. Every number is of
@@ -60,6 +62,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--times", type=Path, default=TIMES, help="what it wrote with --time")
     parser.add_argument("--distilled", type=Path, default=DISTILLED, help="those of the other")
     parser.add_argument("--induced", type=Path, default=INDUCED, help="those of tags")
+    parser.add_argument("--past", type=Path, default=PAST, help="those that go past both")
     parser.add_argument("--out", type=Path, default=PAGE, help="the page; figures go beside it")
     given = parser.parse_args(words)
     if not given.lines.exists():
@@ -67,7 +70,7 @@ def main(words: Sequence[str] | None = None) -> int:
     lines = with_times(read_lines(given.lines), read_lines(given.times))
     timed = given.distilled.with_name(f"{given.distilled.stem}_times.jsonl")
     others = with_times(read_lines(given.distilled), read_lines(timed))
-    induced = read_lines(given.induced)
+    induced, past = read_lines(given.induced), read_lines(given.past)
     read = {given.lines: lines, given.distilled: others, given.induced: induced}
     for path, some in read.items():
         is_rehearsed = any(line["config"]["text"] != line["dataset"] for line in some)
@@ -76,7 +79,8 @@ def main(words: Sequence[str] | None = None) -> int:
     given.out.parent.mkdir(parents=True, exist_ok=True)
     pictures = _draw(lines, given.out.parent)
     text = page(lines, pictures, given.lines)
-    text += section(others, draw(others, given.out.parent)) + section_of_tags(induced)
+    text += section(others, draw(others, given.out.parent)) + section_of_past(past)
+    text += section_of_tags(induced)
     given.out.write_text(text)
     runs = {line["config"]["run"] for line in (*lines, *others)}
     told = {"lines": len(lines) + len(others), "runs": len(runs)}

@@ -52,6 +52,8 @@ def test_topics_of_a_line_are_weighed_by_what_they_make_of_it(model: TopicModel)
     wanted = start * torch.tensor(each, dtype=torch.float64).exp()
     assert model.topic_probs(line) == pytest.approx((wanted / wanted.sum()).tolist())
     assert isinstance(model.part(0), Model)
+    after = model.next("c c <eos> a", k=5)  # which starts cold
+    assert dict(after) == pytest.approx(dict(model.next("a", k=5)))
 
 
 def test_lines_are_drawn_with_their_topics(model: TopicModel) -> None:

@@ -27,8 +27,8 @@ RESULTS = Path(__file__).parent.parent / "results/past.jsonl"
 EXPERIMENT = "past/topics"
 OF = {"laptop": laptop, "final": final}
 TRIED = {
-    "laptop": ((32, 0.3),),  # found with 2,048 states
-    "final": tuple((topics, penalty) for topics in (32, 64) for penalty in (0.3, 1.0, 3.0)),
+    "laptop": ((64, 0.5),),  # found with 2,048 states
+    "final": tuple((topics, penalty) for topics in (64, 128) for penalty in (0.3, 1.0, 3.0)),
 }
 SMOKE = ((2, 1.0), (3, 1.0))
 

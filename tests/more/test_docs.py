@@ -38,6 +38,7 @@ MORE = (
     "induction",
     "worlds",
     "clusters",
+    "topics",
     "baselines",
     "hugging-face",
     "scikit",

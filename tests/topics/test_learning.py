@@ -79,7 +79,7 @@ def test_lines_in_several_runs_are_followed_in_each(monkeypatch) -> None:
 
 
 def test_words_are_counted_by_the_topics_of_their_lines() -> None:
-    learnt, _ = learn(make_hmm("blocks", "factored"), LINES[:3], learning_rate=STILL)
+    learnt, _ = learn(make_hmm("blocks", "factored"), LINES[:3], learning_rate=STILL, epochs=2)
     counts = learnt.word_counts
     often = torch.bincount(
         torch.cat([torch.tensor(line) for line in LINES[:3]]), minlength=5
@@ -146,9 +146,10 @@ def test_planted_topics_are_found(planted) -> None:
 def test_states_that_are_found_again_make_the_same_topics(planted, monkeypatch) -> None:
     """Those that are kept are rounded to float16."""
     truth, lines, _ = planted
-    kept, one = learn(truth.hmm, lines, epochs=3)
+    slowly = {"epochs": 3, "learning_rate": 0.02}
+    kept, one = learn(truth.hmm, lines, **slowly)
     monkeypatch.setattr("hmmlm.topics.learning.SHARE", 0.0)
-    again, two = learn(truth.hmm, lines, epochs=3)
+    again, two = learn(truth.hmm, lines, **slowly)
     assert one == pytest.approx(two, rel=1e-3, abs=0.5) and one != two
     torch.testing.assert_close(kept.topics.word_tilts, again.topics.word_tilts, rtol=0, atol=5e-3)
 

@@ -53,6 +53,18 @@ def test_a_text_in_pieces_scores_as_one(cold: bool) -> None:
     )
 
 
+def test_what_stands_past_the_end_of_a_row_does_not_matter() -> None:
+    lm = TopicLM(make_topics(), EOS)
+    found = lm.score_tokens(
+        torch.tensor([[0, 2, 4, 0], [0, 2, EOS, EOS], [0, 2, 1, 2]]),
+        lengths=torch.tensor([2, 2, 4]),
+    )
+    alone = lm.score_tokens(torch.tensor([[0, 2]]))
+    for row in (0, 1):
+        torch.testing.assert_close(found.token_log_probs[row, :2], alone.token_log_probs[0])
+        torch.testing.assert_close(found.carry.log_topics[row], alone.carry.log_topics[0])
+
+
 def test_perplexities_in_all_modes() -> None:
     topics = make_topics()
     lm, text = TopicLM(topics, EOS), [0, 2, 1, 4, 1, 3, 0, 1, 2, 2, 1]

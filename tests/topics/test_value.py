@@ -14,6 +14,7 @@ from hmmlm.inference import soften
 from hmmlm.mixture import mixture
 from hmmlm.support import Support
 from hmmlm.topics import TopicHMM
+from hmmlm.transitions import Factored
 from models import SUPPORTS, TRANSITIONS, make_hmm
 from topical import EOS, explicit_part, make_topics, token_log_probs
 
@@ -52,6 +53,10 @@ def test_parts_of_a_mixture_can_have_topics() -> None:
     for topic in range(topics.num_topics):
         rows = topics.part(topic).validate().transitions.rows(0, 8)
         torch.testing.assert_close(rows, explicit_part(topics, topic).transitions.rows(0, 8))
+        table, base = topics.part(topic).transitions, topics.hmm.transitions
+        assert isinstance(table, Factored) and isinstance(base, Factored)
+        assert (table.marks, table.width) == (base.marks, base.width + 1)
+        assert torch.equal(table.left[:, -base.marks :], base.left[:, -base.marks :])
 
 
 @pytest.mark.parametrize("transitions", TRANSITIONS)

@@ -26,7 +26,7 @@ def topics(
     out: Annotated[Path, typer.Option(help="The model folder to write.")],
     topics: Annotated[
         int, typer.Option(help="How many topics.", parser=whole(1), metavar="N")
-    ] = 32,
+    ] = 64,
     epochs: Annotated[
         int, typer.Option(help="Passes over the text.", parser=whole(1), metavar="N")
     ] = 10,

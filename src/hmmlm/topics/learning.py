@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -50,10 +50,10 @@ class TopicSettings:
     1 / (2 penalty). An epoch is a pass over the text.
     """
 
-    topics: int = 32
+    topics: int = 64
     epochs: int = 10
     penalty: float = 0.5
-    learning_rate: float = 0.02
+    learning_rate: float = 0.08
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class Lines(NamedTuple):
     """Some runs of lines: their N words, the lines that these are in, and their states.
 
     `states` says how often each of the S lines has each state, `lasts` how often at its end;
-    `place` is where each line stands among R runs of L lines, of which not all are `here`.
+    `place` is where each line stands among R runs of up to L lines, of `shape` (R, L).
     """
 
     words: Int[Tensor, " N"]
@@ -76,7 +76,7 @@ class Lines(NamedTuple):
     states: Float[Tensor, "S Z"]
     lasts: Float[Tensor, "S Z"]
     place: Int[Tensor, " S"]
-    here: Bool[Tensor, "R L"]
+    shape: tuple[int, int]
 
 
 class LearntTopics(NamedTuple):
@@ -163,7 +163,7 @@ class _Learner:
             group["lr"] = group["top"] * (1 - 0.9 * done)
         gains = self._gains(lines)
         gains.retain_grad()  # of the bound, their gradient is p(topic) of each line
-        bound = follow(gains, lines.here, self.start, self.moves).sum()
+        bound = follow(gains, self.start, self.moves).sum()
         gain = bound / len(lines.words)
         prior = self.word_tilts.square().sum() + self.state_tilts.square().sum()
         loss = self.how.penalty / total * prior - gain
@@ -186,8 +186,9 @@ class _Learner:
         each = lines.states @ by_state + lines.lasts @ norms - (self.first @ tilts).log()  # (S, G)
         said = F.embedding(lines.words, self.word_tilts.T)
         each = each.index_add(0, lines.line_of_word, said)
-        gains = each.new_zeros(lines.here.numel(), each.shape[1]).index_copy(0, lines.place, each)
-        return gains.view(*lines.here.shape, -1)
+        runs, longest = lines.shape
+        gains = each.new_zeros(runs * longest, each.shape[1]).index_copy(0, lines.place, each)
+        return gains.view(runs, longest, -1)
 
     def found(self) -> LearntTopics:
         parts = (self.word_tilts, self.state_tilts, self.start, self.moves)
@@ -199,16 +200,17 @@ class _Learner:
 
 def follow(
     gains: Float[Tensor, "R L G"],
-    here: Bool[Tensor, "R L"],
     start: Float[Tensor, " G"],
     moves: Float[Tensor, "G G"],
 ) -> Float[Tensor, " R"]:
-    """log sum over the topics of all lines of p(topics) exp(gains), of each run."""
+    """log sum over the topics of all lines of p(topics) exp(gains), of each run.
+
+    Lines that are not there, after the last one of a run, gain 0, which changes nothing.
+    """
     onward = moves.log_softmax(1)
     now = start.log_softmax(0) + gains[:, 0]
     for line in range(1, gains.shape[1]):
-        moved = torch.logsumexp(now[:, :, None] + onward, 1) + gains[:, line]
-        now = torch.where(here[:, line, None], moved, now)
+        now = torch.logsumexp(now[:, :, None] + onward, 1) + gains[:, line]
     return torch.logsumexp(now, 1)
 
 
@@ -249,7 +251,7 @@ class _Reader:
         here = torch.arange(max(counts)) < torch.tensor(counts)[:, None]
         place = here.flatten().nonzero()[:, 0].to(device)
         everywhere = torch.arange(len(words), device=device)
-        return Lines(words, line, bag(everywhere), bag(last), place, here.to(device))
+        return Lines(words, line, bag(everywhere), bag(last), place, (len(counts), max(counts)))
 
     def _posteriors(self, numbers: list[int]) -> Float[Tensor, "N K"]:
         """p(z_t | line) of the states that may emit each word."""
