@@ -89,7 +89,7 @@ def search(
         found = lines(rows[0], *setting, tested=False)
         return next(line["val"] for line in found if line["mode"] == "streaming")
 
-    best = min(tried, key=streamed)
+    best = min(tried, key=streamed) if len(tried) > 1 else tried[0]
     for row in rows:
         lines(row, *best, tested=True)
 
