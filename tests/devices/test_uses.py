@@ -22,6 +22,8 @@ from hmmlm.model import Model
 from hmmlm.model_source import ModelSource
 from hmmlm.params.scalar import Scalar
 from hmmlm.support import Support
+from hmmlm.topic_model import TopicModel
+from hmmlm.topics import TopicLM, TopicSettings, learn_topics, line_topics
 from hmmlm.train.loop import Training, TrainSettings
 from hmmlm.train.loss import Dropout, HmmLoss
 from hmmlm.train.sgd import Sgd
@@ -95,6 +97,36 @@ def test_a_guided_language_model(kind, device):
 
     wanted_ids = list(run(HMMS[kind]))
     check_same(run(HMMS[kind].to(device)), wanted_ids)
+
+
+@of_every_kind
+def test_topics(kind, device):
+    text = TokenArray.from_ids(
+        np.concatenate([[*TOKENIZER.encode(line), EOS] for line in LINES * 3]), eos_id=EOS
+    )
+    rows = torch.tensor([[3, 4, EOS, 5, 6], [EOS, 4, 4, EOS, 3]])
+
+    def run(hmm: HMM) -> Any:
+        learnt = learn_topics(hmm, text, TopicSettings(topics=3, epochs=3, learning_rate=0.01))
+        yield learnt.word_counts
+        yield list(learnt.topics.topics())
+        lm = TopicLM(learnt.topics, EOS)
+        for reset in (None, EOS):
+            first = lm.score_tokens(rows, lengths=torch.tensor([5, 4]), reset_id=reset)
+            yield first.token_log_probs
+            yield lm.score_tokens(rows, carry=first.carry, reset_id=reset).token_log_probs
+        yield lm.row_error(5, 0) < 1e-9
+        yield line_topics(learnt.topics, rows)
+        model = TopicModel(learnt.topics, TOKENIZER)
+        yield torch.tensor([model.topic_probs(line) for line in LINES])
+        yield [prob for _, prob in model.next("the sun")]
+        assert len(model.sample(4, seed=1)) == 4
+        if kind == "uneven":
+            own = make_hmm(Support.from_clusters([0, 1, 2, 2], 2), "factored").to(hmm.device)
+            made = learn_topics(own, TokenArray.from_ids([0, 2, 1, 3, 1], eos_id=1)).topics
+            yield inference.log_prob(made.joined(1), rows[:1, :2] * 0).log_evidence
+
+    check_same(run(HMMS[kind].to(device)), run(HMMS[kind]))
 
 
 @of_every_kind
