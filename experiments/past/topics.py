@@ -51,7 +51,8 @@ def measure(
         base = Model.load(work / "runs" / row.run, device=device)
         how = TopicSettings(topics=topics, penalty=penalty, seed=row.seed)
         learnt = learn_topics(base.hmm, corpus.split("train"), how).topics
-        model = TopicModel(learnt, base.tokenizer, {})
+        took = {"seconds": round(time.monotonic() - began, 1)}
+        model = TopicModel(learnt, base.tokenizer, took)
         model.save(folder)
     splits = {"val": "valid", "test": "test"} if tested else {"val": "valid"}
     made = []
@@ -62,7 +63,7 @@ def measure(
         for key, split in splits.items():
             found = model.evaluate(corpus.split(split), mode=mode)
             line |= {key: found.perplexity, f"tokens_{key}": found.tokens}
-        line["seconds"] = round(time.monotonic() - began, 1)
+        line["seconds"] = model.config["seconds"]  # that topics were learnt in
         line["device"] = device_name(device)
         line["config"] = {"run": row.run, "text": row.text or row.dataset}
         line["config"] |= {"topics": topics, "penalty": penalty, "workers": 1}

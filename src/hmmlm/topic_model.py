@@ -108,11 +108,14 @@ class TopicModel(TextModel):
 
     def part(self, topic: int) -> Model:
         """The model of lines whose topic is known: an HMM, to be asked whatever HMMs are asked."""
-        return Model(self.topics.part(topic), self.tokenizer, {"topic": topic})
+        kept = {key: self.config[key] for key in ("labels", "blocks") if key in self.config}
+        return Model(self.topics.part(topic), self.tokenizer, {**kept, "topic": topic})
 
     def topic_probs(self, line: str) -> list[float]:
         """p(topic | a line), of a line that stands alone."""
-        return self._topics_of(torch.from_numpy(self._ids(line))[None])[0].exp().tolist()
+        ids = torch.from_numpy(self._ids(line))[None]
+        before, last = self._since_eos(ids[:, :-1]), ids[:, -1:]
+        return self._topics_of(torch.cat([before, last], 1), line)[0].exp().tolist()
 
     def sample(
         self, count: int = 1, *, prompt: str = "", length: int = 100, seed: int | None = None
@@ -122,7 +125,7 @@ class TopicModel(TextModel):
         Each has a topic, drawn from p(topic | prompt).
         """
         generator = self._generator(count, length, seed)
-        weights = self._topics_of(self._start(prompt))[0].exp()
+        weights = self._topics_of(self._since_eos(self._start(prompt)), prompt)[0].exp()
         drawn = torch.multinomial(weights, count, replacement=True, generator=generator).tolist()
         lines: dict[int, list[str]] = {}
         for topic in sorted(set(drawn)):
@@ -140,7 +143,8 @@ class TopicModel(TextModel):
             if ids.shape[1]:
                 state = inference.advance(state, ids.to(self.device))
             found.append(inference.next_log_probs(state)[0])
-        weighted = torch.stack(found).double() + self._topics_of(ids)[0][:, None]
+        weights = self._topics_of(self._since_eos(ids), prompt)[0]
+        weighted = torch.stack(found).double() + weights[:, None]
         best = torch.logsumexp(weighted, 0).topk(min(k, weighted.shape[1]))
         pairs = zip(best.indices.tolist(), best.values.exp().tolist(), strict=True)
         return [(self.tokenizer.token(word), prob) for word, prob in pairs]
@@ -150,7 +154,17 @@ class TopicModel(TextModel):
         ids = self._ids(prompt)[:-1] if check_prompt(prompt).strip() else self._ids("")[:0]
         return torch.from_numpy(ids)[None]
 
-    def _topics_of(self, ids: Tensor) -> Float[Tensor, "1 G"]:
-        """log p(topic | the last sentence of a line so far)."""
-        ends = (ids[0, :-1] == self.tokenizer.eos_id).nonzero()
-        return line_topics(self.topics, ids[:, int(ends[-1]) + 1 if len(ends) else 0 :])
+    def _since_eos(self, ids: Tensor) -> Tensor:
+        """What follows the last `<eos>`, after which a line starts cold, (1, T)."""
+        ends = (ids[0] == self.tokenizer.eos_id).nonzero()
+        return ids[:, int(ends[-1]) + 1 if len(ends) else 0 :]
+
+    def _topics_of(self, ids: Tensor, text: str) -> Float[Tensor, "1 G"]:
+        """log p(topic | these tokens of a text)."""
+        found = line_topics(self.topics, ids)
+        if bool(found.isneginf().all()):
+            raise InputError(
+                f"The text {text!r} has probability zero under this model, whatever its topic; "
+                f"give another."
+            )
+        return found

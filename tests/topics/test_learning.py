@@ -181,5 +181,5 @@ def test_what_cannot_be_learnt_is_refused(monkeypatch) -> None:
         with pytest.raises(InputError, match=said):
             TopicSettings(**settings)
     monkeypatch.setattr("hmmlm.topics.learning.free_memory", lambda _: 100)
-    with pytest.raises(InputError, match=r"transitions of 4 states are held whole.*100 B are free"):
+    with pytest.raises(InputError, match=r"64 topics of 4 states.*67 MB.*100 B are free"):
         learn_topics(hmm, as_text(LINES))

@@ -93,8 +93,11 @@ def evaluate(
 
 def _warn_of_mode(folder: Path, model: "Model | NeuralModel | TopicModel") -> None:
     """Says when a model that was read by sentence was validated in another way."""
+    from hmmlm.topic_model import TopicModel
     from hmmlm.train.config import mode_of_training
 
+    if isinstance(model, TopicModel):  # which reads every line from p(first state)
+        return
     trained = mode_of_training(model.config)
     if trained not in (None, "sentence"):
         warn(

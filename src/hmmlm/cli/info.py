@@ -170,8 +170,8 @@ def _model_info(model: "Model | NeuralModel | TopicModel") -> dict[str, Any]:
         tables = (*topics.hmm.fields(), *topics.topics())
         size |= {"numbers": sum(table.numel() for table in tables)}
         about = {"dtype": model.lm.precision, **made_by}
-        shown = {"topic": model.config["topics"]} if "topics" in model.config else {}
-        return {"kind": KIND, "vocabulary": model.lm.vocab_size, **size, **about, **shown}
+        told = {str(number): one for number, one in enumerate(model.config.get("topics", []))}
+        return {"kind": KIND, "vocabulary": model.lm.vocab_size, **size, **about, "topic": told}
     hmm, support = model.hmm, model.hmm.support
     sizes = (support.rows >= 0).sum(1)
     kind = "dense" if support.is_dense else "blocks" if support.is_partition else "overlapping"

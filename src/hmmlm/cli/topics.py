@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hmmlm.cli.bars import progress_bar
-from hmmlm.cli.output import Device, Json, pick_device, positive, print_json, say, whole
+from hmmlm.cli.output import Device, Json, pick_device, positive, print_json, say, warn, whole
 from hmmlm.errors import counted
 from hmmlm.storage import refuse_existing
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from hmmlm.data.shards import Corpus
     from hmmlm.lm import LanguageModel
+
+KEPT = ("training", "blocks", "labels")
+"""What is kept of how the HMM was made."""
 
 SHOWN = 8
 """Words that are told of a topic."""
@@ -54,9 +57,16 @@ def topics(
     from hmmlm.model import Model
     from hmmlm.topic_model import TopicModel
     from hmmlm.topics import TopicSettings, learn_topics
+    from hmmlm.train.config import mode_of_training
 
     settings = TopicSettings(topics=topics, epochs=epochs, penalty=penalty, seed=seed)
     loaded = Model.load(model, device=pick_device(device))
+    trained = mode_of_training(loaded.config)
+    if trained not in (None, "sentence"):
+        warn(
+            f"{model} was trained to be read in mode {trained}, which topics have no use for: they "
+            f"read each line from p(first state); one trained by sentence gains more."
+        )
     corpus = Corpus.open(on)
     check_vocabulary(corpus, loaded.tokenizer)
     tokens = corpus.split("train")
@@ -68,7 +78,7 @@ def topics(
 
         learnt = learn_topics(loaded.hmm, tokens, settings, progress=show)
     words = _words_of_topics(learnt.word_counts, corpus)
-    about = {key: loaded.config[key] for key in ("training", "blocks") if key in loaded.config}
+    about = {key: loaded.config[key] for key in KEPT if key in loaded.config}
     asked = {"of": model.name, "epochs": epochs, "penalty": penalty, "seed": seed}
     made = TopicModel(
         learnt.topics.to("cpu"), loaded.tokenizer, {**about, "learnt": asked, "topics": words}

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from hmmlm.data.batches import stretch_rows
 from hmmlm.data.token_array import TokenArray
 from hmmlm.errors import InputError, check_count, rounded
-from hmmlm.hmm import HMM
+from hmmlm.hmm import HMM, emission_rows
 from hmmlm.inference import smooth
 from hmmlm.products import full_products
 from hmmlm.topics.value import TopicHMM, check_base
@@ -28,6 +28,9 @@ LINES = 64
 
 RUNS = 16
 """Runs of a step."""
+
+CELLS = 1 << 23
+"""Numbers of states and places, padding included, that are found at a time."""
 
 SHARE = 0.25
 """Of the free memory, what the states of all words may take."""
@@ -59,6 +62,8 @@ class TopicSettings:
     def __post_init__(self) -> None:
         check_count("topics", self.topics)
         check_count("epochs", self.epochs)
+        if not 0 <= self.seed < 1 << 63:
+            raise InputError(f"seed is {self.seed:,} but must lie between 0 and 2^63 - 1.")
         for name, value in (("penalty", self.penalty), ("learning_rate", self.learning_rate)):
             if not 0 < value < math.inf:
                 raise InputError(f"{name} is {value} but must be over 0 and finite.")
@@ -101,15 +106,16 @@ def learn_topics(
 
     where p(z1) has its own N. This bound, summed over the topics of consecutive lines by the
     forward recursion, and a normal prior of the tilts are what Adam climbs; `hmm` stays as it is.
-    O(T K^2 + G (V K + Z^2)) for each step of T tokens, some 16,000; memory O(Z^2 + S Z) for its S
-    lines, and two bytes for each token and state that may emit it, as far as there is room.
+    O(T K^2 + G (V K + Z^2)) for each step of T tokens, some 16,000; memory O(Z^2 + S (Z + G^2)) for
+    its S lines, O(V Z) where words share only some of their states, and two bytes for each token
+    and state that may emit it, as far as there is room.
     `progress(tokens, gain)` hears how many more were read, and the bound's gain on them in nats
     per token.
     """
     how = settings or TopicSettings()
     hmm = hmm.detach()
     check_base(hmm)
-    _check_room(hmm)
+    _check_room(hmm, how.topics)
     if not len(tokens):
         raise InputError("There are no tokens to learn topics from; give some text.")
     generator = torch.Generator().manual_seed(how.seed)
@@ -265,31 +271,58 @@ class _Reader:
         return torch.cat([part.to(self.hmm.dtype) for part in parts])
 
     def _smooth(self, numbers: list[int]) -> list[Float[Tensor, "N K"]]:
-        """The same of each run, from all of their lines together."""
+        """The same of each run, from lines of similar length together, `CELLS` at a time."""
         starts, lengths = (
             np.concatenate(parts)
             for parts in zip(*(self.runs[number] for number in numbers), strict=True)
         )
-        batch = stretch_rows(self.tokens, None, starts, lengths, restart=True)
-        sizes = batch.lengths.to(self.hmm.device)
-        found = smooth(self.hmm, batch.tokens.to(self.hmm.device), lengths=sizes).log_probs
-        inside = torch.arange(found.shape[1], device=self.hmm.device) < sizes[:, None]
-        probs = found[inside].exp()  # none of any state where a line is impossible
-        return list(probs.split([int(self.runs[number][1].sum()) for number in numbers]))
+        order = np.argsort(-lengths, kind="stable")
+        most = max(1, CELLS // self.hmm.support.width)
+        found: list[Tensor] = [torch.empty(0)] * len(order)
+        begin = 0
+        while begin < len(order):
+            some = order[begin : begin + max(1, most // int(lengths[order[begin]]))]
+            begin += len(some)
+            batch = stretch_rows(self.tokens, None, starts[some], lengths[some], restart=True)
+            sizes = batch.lengths.to(self.hmm.device)
+            probs = smooth(self.hmm, batch.tokens.to(self.hmm.device), lengths=sizes).log_probs
+            never = probs[:, 0].isneginf().all(1).nonzero()
+            if len(never):
+                line = int(starts[some][int(never[0])])
+                raise InputError(
+                    f"The line that begins at token {line:,} of the text, counted from 0, has "
+                    f"probability zero under this HMM; leave it out."
+                )
+            rows = probs.exp()
+            for row, (place, size) in enumerate(zip(some, lengths[some], strict=True)):
+                found[place] = rows[row, :size]
+        ends = np.cumsum([len(self.runs[number][0]) for number in numbers])
+        return [
+            torch.cat(found[begin:end]) for begin, end in zip([0, *ends[:-1]], ends, strict=True)
+        ]
 
 
 def sum_by_state(
     emissions: list[tuple[Tensor, Tensor, Tensor]], values: Float[Tensor, "V G"], number: int
 ) -> Float[Tensor, "Z G"]:
-    """sum_x p(x | z) values_x of every state. O(V K G)."""
+    """sum_x p(x | z) values_x of every state. O(V K G) time."""
     states = torch.cat([part[0] for part in emissions])
-    sums = torch.cat([probs @ F.embedding(words, values) for _, words, probs in emissions])
-    return values.new_zeros(number, values.shape[1]).index_add(0, states, sums)
+    sums = [probs @ F.embedding(words, values) for _, words, probs in emissions]
+    return values.new_zeros(number, values.shape[1]).index_add(0, states, torch.cat(sums))
 
 
 def _emissions(hmm: HMM) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """The states of each row of the support, its words, and p(word | state), (K, words)."""
-    for states, words in zip(hmm.support.rows, hmm.support.words_by_row, strict=True):
+    """The states of each block, its words, and p(word | state), (states, words).
+
+    Where words share only some of their states there is one block: all of them. O(V Z) numbers
+    then, and O(V K) otherwise.
+    """
+    support = hmm.support
+    if not support.is_dense and not support.is_partition:
+        states, words = (torch.arange(size) for size in (support.num_states, support.vocab_size))
+        yield states.to(hmm.device), words.to(hmm.device), emission_rows(hmm).exp()
+        return
+    for states, words in zip(support.rows, support.words_by_row, strict=True):
         here = states >= 0
         yield states[here], words, hmm.log_emit[words][:, here].exp().T.contiguous()
 
@@ -306,13 +339,15 @@ def _runs(tokens: TokenArray) -> list[tuple[Int[np.ndarray, " L"], Int[np.ndarra
     return found
 
 
-def _check_room(hmm: HMM) -> None:
-    """Refuses an HMM whose transitions do not fit into the memory."""
-    needed = 2 * hmm.num_states**2 * hmm.dtype.itemsize
+def _check_room(hmm: HMM, topics: int) -> None:
+    """Refuses an HMM whose transitions do not fit into the memory, or too many topics."""
+    states, words = hmm.num_states, hmm.vocab_size
+    moves, tilts = 2 * RUNS * LINES * topics**2, 4 * topics * (words + states)
+    needed = (2 * states**2 + moves + tilts) * hmm.dtype.itemsize
     free = free_memory(hmm.device)
     if free is not None and needed > free:
         raise InputError(
-            f"To learn topics the transitions of {hmm.num_states:,} states are held whole, which "
-            f"takes {rounded(needed, 'B')}, and {rounded(free, 'B')} are free; use fewer states, "
-            f"or a larger device."
+            f"To learn {topics:,} topics of {states:,} states, whose transitions are held whole, "
+            f"takes {rounded(needed, 'B')}, and {rounded(free, 'B')} are free; use fewer topics or "
+            f"states, or a larger device."
         )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hmmlm.errors import InputError
 from hmmlm.evaluate import HmmLM
-from hmmlm.inference import log_prob
+from hmmlm.inference import log_prob, token_log_probs
 from hmmlm.lm import Scores
 from hmmlm.results import Belief
 from hmmlm.topics.value import TopicHMM
@@ -62,6 +62,9 @@ class TopicLM:
         for topic, hmm in enumerate(self.topics.parts()):
             before = None if carry is None else carry.beliefs[topic]
             how = {"lengths": lengths, "belief": before, "reset_id": self.eos_id}
+            if ends:
+                known.append(token_log_probs(hmm, tokens, **how))
+                continue
             scored = log_prob(hmm, tokens, **how)
             known.append(scored.token_log_probs)
             beliefs.append(scored.belief)

@@ -49,11 +49,12 @@ class TopicHMM:
         log_moves: Float[Tensor, "G G"],
     ) -> "TopicHMM":
         """The checked value of these, its normalisers computed. O(Z^2 (G + H)) time."""
+        hmm = hmm.detach()
         check_base(hmm)
         tilts = (part.to(hmm.device, hmm.dtype) for part in (word_tilts, state_tilts))
         moves = (part.to(hmm.device, torch.float64) for part in (log_start, log_moves))
         words, states = tilts
-        made = TopicHMM(hmm.detach(), words, states, _log_norms(hmm, states), *moves)
+        made = TopicHMM(hmm, words, states, _log_norms(hmm, states), *moves)
         return made.validate()
 
     @property
@@ -105,12 +106,13 @@ class TopicHMM:
             )
         hmm, tilt, norms = self.hmm, self.state_tilts[topic], self.log_norms[topic]
         table = hmm.transitions
+        # Tilts are not rounded, whatever the table's own factors were rounded to.
         if isinstance(table, Dense):
-            table = table.with_fields(table.log_trans + tilt - norms[:, None])
+            table = Dense(table.log_trans + tilt - norms[:, None])
         else:
             left = _with_column(table, table.left, torch.ones_like(tilt))
             right = _with_column(table, table.right, tilt)
-            table = table.with_fields(left, right, table.log_norm + norms)
+            table = Factored(left, right, table.log_norm + norms, marks=table.marks)
         emissions = hmm.log_emit + self.word_tilts[topic][:, None]
         return replace(
             hmm,
@@ -139,6 +141,8 @@ class TopicHMM:
                 "States that emit <eos> emit other words too, so that no state says that a "
                 "sentence is over; train a model with --blocks, where <eos> has a block of its own."
             )
+        if isinstance(self.hmm.transitions, Dense):
+            _check_table(len(self.log_start), self.hmm.num_states)
         parts = list(self.parts())
         support = _side_by_side(self.hmm.support, len(parts))
         starts = torch.stack([part.log_init for part in parts])  # (G, Z)
@@ -159,8 +163,23 @@ def check_base(hmm: HMM) -> None:
         raise InputError("This HMM has some states of a larger one; give topics to the whole one.")
     if hmm.num_soft:
         raise InputError("This HMM has soft evidence; give topics to the one without.")
+    if hmm.dtype not in (torch.float32, torch.float64):
+        raise InputError(
+            f"This HMM is in {str(hmm.dtype).removeprefix('torch.')} but topics need float32 or "
+            f"float64; convert it first, as in hmm.to(dtype=torch.float32)."
+        )
 
 
+def _check_table(topics: int, states: int) -> None:
+    if (cells := (topics * states) ** 2) > LARGEST:
+        raise InputError(
+            f"{topics:,} topics of {states:,} states make a table of {cells:,} cells, but "
+            f"{LARGEST:,} is the most; join a model whose transitions are factored (kind lowrank "
+            f"or mlp)."
+        )
+
+
+@torch.no_grad()
 @full_products()
 def _log_norms(hmm: HMM, tilts: Float[Tensor, "G Z"]) -> Float[Tensor, "G Z"]:
     """log sum_z' p(z' | z) exp(tilts[g, z']), summed in float64, some rows at a time."""
@@ -222,12 +241,6 @@ def _join_tables(
 ) -> Dense:
     """The dense table of all pairs."""
     states = len(ends)
-    if (len(tables) * states) ** 2 > LARGEST:
-        raise InputError(
-            f"{len(tables):,} topics of {states:,} states make a table of "
-            f"{(len(tables) * states) ** 2:,} cells, but {LARGEST:,} is the most; join a model "
-            f"whose transitions are factored (kind lowrank or mlp)."
-        )
     joint = onward.new_full((len(tables) * states,) * 2, -torch.inf)
     for topic, table in enumerate(tables):
         own = slice(topic * states, (topic + 1) * states)
