@@ -1,6 +1,7 @@
 """A model with topics in a folder: what it is asked is what the sum over its topics says."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from hmmlm.data.tokenizer import Tokenizer
 from hmmlm.errors import InputError
+from hmmlm.hmm import emission_table
 from hmmlm.model import Model
 from hmmlm.model_source import ModelSource
 from hmmlm.neural_model import NeuralModel, load_model
@@ -54,6 +56,26 @@ def test_topics_of_a_line_are_weighed_by_what_they_make_of_it(model: TopicModel)
     assert isinstance(model.part(0), Model)
     after = model.next("c c <eos> a", k=5)  # which starts cold
     assert dict(after) == pytest.approx(dict(model.next("a", k=5)))
+    assert dict(model.next("a <eos>", k=5)) == pytest.approx(dict(model.next("", k=5)))
+
+
+def test_what_cannot_be_is_refused(model: TopicModel) -> None:
+    hmm = model.topics.hmm
+    emit = hmm.log_emit.clone()
+    emit[2] = -torch.inf
+    emit = emission_table(emit.clamp(min=-1e9), hmm.support)
+    emit[2] = -torch.inf
+    topics = make_topics(base=replace(hmm, log_emit=emit))
+    never = TopicModel(topics, model.tokenizer)
+    for ask in (never.next, never.topic_probs, lambda text: never.sample(2, prompt=text)):
+        with pytest.raises(InputError, match="'a' has probability zero under this model"):
+            ask("a")
+
+
+def test_labels_are_those_of_the_hmm(model: TopicModel) -> None:
+    labels = {"tags": ["x", "y"], "states_per_tag": 3}
+    tagged = TopicModel(model.topics, model.tokenizer, {"labels": labels}).part(1)
+    assert tagged.tag_names == ["x"] * 3 + ["y"] * 3
 
 
 def test_lines_are_drawn_with_their_topics(model: TopicModel) -> None:

@@ -38,11 +38,24 @@ def test_topics_are_learnt_and_read(place: Path, call) -> None:
 def test_what_it_is_and_what_it_says(place: Path, call) -> None:
     assert call("topics", "model", "--on=corpus", "--out=made", *FEW).status == 0
     about = call("info", "made")
-    assert about.status == 0 and "topics" in about.out and "topic 1" in about.out, about.out
+    told = TopicModel.load("made").config["topics"]
+    for number, topic in enumerate(told):
+        (line,) = [one for one in about.out.splitlines() if f"topic {number} " in one]
+        assert topic["words"][0] in line, about.out
     Path("lines.txt").write_text((place / "test.txt").read_text().splitlines()[0] + "\n")
     assert call("score", "made", "lines.txt").status == 0
     assert len(call("next", "made", "-k", 3).out.splitlines()) == 3
     assert len(call("sample", "made", "-n", 2, "--seed=1").out.splitlines()) == 2
+
+
+def test_an_hmm_that_was_trained_streaming(place: Path, call) -> None:
+    """Its perplexity by sentence says little, and topics gain it little."""
+    options = ("--set=data.layout=streams", "--set=data.reset=false", "--batch-size=4")
+    small = ("--kind=scalar", "--states=4", "--blocks=0", "--epochs=1", "--length=16")
+    assert call("train", "corpus", "--out=streamed", *small, *options).status == 0
+    answer = call("topics", "streamed", "--on=corpus", "--out=made", *FEW)
+    assert answer.status == 0 and "was trained to be read in mode streaming" in answer.err
+    assert not call("evaluate", "made", "corpus").err
 
 
 def test_what_cannot_be_done_is_refused(place: Path, call, refused) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -154,6 +155,15 @@ def test_states_that_are_found_again_make_the_same_topics(planted, monkeypatch) 
     torch.testing.assert_close(kept.topics.word_tilts, again.topics.word_tilts, rtol=0, atol=5e-3)
 
 
+def test_lines_are_read_in_groups_as_together(planted, monkeypatch) -> None:
+    truth, lines, _ = planted
+    together, one = learn(truth.hmm, lines[:200], learning_rate=STILL)
+    monkeypatch.setattr("hmmlm.topics.learning.CELLS", 100)
+    apart, two = learn(truth.hmm, lines[:200], learning_rate=STILL)
+    assert one == pytest.approx(two)
+    torch.testing.assert_close(together.word_counts, apart.word_counts)
+
+
 def test_a_seed_makes_topics_again() -> None:
     hmm = make_hmm("blocks", "factored", dtype=torch.float32)
     one, two, other = (learn(hmm, LINES, epochs=2, seed=seed)[0] for seed in (1, 1, 2))
@@ -180,6 +190,16 @@ def test_what_cannot_be_learnt_is_refused(monkeypatch) -> None:
     ):
         with pytest.raises(InputError, match=said):
             TopicSettings(**settings)
+    with pytest.raises(InputError, match="seed is -1 but must lie between 0"):
+        TopicSettings(seed=-1)
+    emit = hmm.log_emit.clone()
+    emit[4] = -torch.inf
+    never = replace(hmm, log_emit=emit)
+    with pytest.raises(InputError, match=r"begins at token 4 of the text.* has probability zero"):
+        learn_topics(never, as_text(LINES))
+    half = hmm.to(dtype=torch.bfloat16)
+    with pytest.raises(InputError, match="in bfloat16 but topics need float32 or float64"):
+        learn_topics(half, as_text(LINES))
     monkeypatch.setattr("hmmlm.topics.learning.free_memory", lambda _: 100)
     with pytest.raises(InputError, match=r"64 topics of 4 states.*67 MB.*100 B are free"):
         learn_topics(hmm, as_text(LINES))

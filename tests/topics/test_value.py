@@ -12,6 +12,7 @@ from hmmlm.errors import InputError
 from hmmlm.hmm import HMM
 from hmmlm.inference import soften
 from hmmlm.mixture import mixture
+from hmmlm.products import BF16, FLOAT32
 from hmmlm.support import Support
 from hmmlm.topics import TopicHMM
 from hmmlm.transitions import Factored
@@ -34,6 +35,21 @@ def test_a_topic_tilts_every_table(support: str, transitions: str) -> None:
         rows = wanted.transitions.rows(0, states)
         torch.testing.assert_close(part.transitions.rows(0, states), rows)
         torch.testing.assert_close(full_emissions(part), full_emissions(wanted))
+
+
+def test_a_topic_is_exact_whatever_factors_were_rounded_to() -> None:
+    hmm = make_hmm("blocks", "factored")
+    rounded = replace(hmm, transitions=replace(hmm.transitions, operand=BF16))
+    assert make_topics(base=rounded).part(0).transitions.operand == FLOAT32
+
+
+def test_nothing_of_a_gradient_is_kept() -> None:
+    hmm = make_hmm("blocks", "factored")
+    left, right, norm = hmm.transitions.fields()
+    made = make_topics(
+        base=replace(hmm, transitions=Factored(left.clone().requires_grad_(), right, norm))
+    )
+    assert not any(part.requires_grad for part in made.topics())
 
 
 def test_without_tilts_a_topic_is_the_hmm() -> None:
