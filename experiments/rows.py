@@ -124,6 +124,7 @@ class Row:
     paper_test: float | None = None
     paper_train: float | None = None
     paper_ms: float | None = None
+    paper_size: str = ""
     text: str = ""
     tested: bool = True
 

@@ -3,11 +3,19 @@
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
-Outcome = bool | Literal["level"]
-"""Whether a claim holds; level where the numbers are too close to say, of one seed."""
+Outcome = bool | Literal["level", "unlike"]
+"""Whether a claim holds; level where the numbers are too close to say, of one seed; unlike where
+what is compared is not what was claimed."""
 
 LEVEL: Outcome = "level"
-WORDS: dict[Any, str] = {True: "holds", False: "does not", LEVEL: "level", None: "not run yet"}
+UNLIKE: Outcome = "unlike"
+WORDS: dict[Any, str] = {
+    True: "holds",
+    False: "does not",
+    LEVEL: "level",
+    UNLIKE: "not comparable",
+    None: "not run yet",
+}
 
 
 class Missing(Exception):
@@ -15,12 +23,13 @@ class Missing(Exception):
 
 
 class Claim(NamedTuple):
-    """What is claimed and by whom, its check, and a reason, said where it does not hold."""
+    """What is claimed and by whom, its check, a reason where it does not hold, and what to know."""
 
     text: str
     check: Callable[[Any], tuple[Outcome, str]]
     whose: str = "paper"
     why: str = ""
+    note: str = ""
 
 
 class Verdict(NamedTuple):
@@ -42,8 +51,9 @@ def judge_each(found: Any, claims: Iterable[Claim]) -> list[Verdict]:
             outcome, numbers = claim.check(found)
         except Missing:
             outcome, numbers = None, ""
-        why = f"; {claim.why}" if claim.why and outcome is False else ""
-        made.append(Verdict(claim.text, claim.whose, outcome, numbers + why))
+        told = [numbers, claim.why if outcome is not True else "", claim.note]
+        numbers = "; ".join(part for part in told if part) if numbers else ""
+        made.append(Verdict(claim.text, claim.whose, outcome, numbers))
     return made
 
 

@@ -16,6 +16,7 @@ from experiments.past import (
     tables,
 )
 from experiments.past.mixture import mixtures
+from experiments.past.page import section
 from experiments.past.recipes import BASE, SEEDS
 from experiments.results import is_done, take_over
 from experiments.rows import Row
@@ -110,3 +111,19 @@ def test_a_row_that_was_compared_is_not_one_that_was_tested(tmp_path: Path) -> N
     assert not is_done(lines, small.EXPERIMENT, replace(compared, tested=True))
     (job,) = make_jobs([("a", compared), ("b", tested)], [], tmp_path)
     assert job.row.tested and [row.name for _, row in job.wanted] == ["low-rank", "the same"]
+
+
+def test_the_section_has_means_of_seeds_and_what_has_not_run() -> None:
+    empty = section([])
+    assert "# Past both papers" in empty and "past/final" in empty.split("Not run yet: ")[1]
+    rows = [row for row in final.ROWS if (row.dataset, row.states) == ("ptb", 2**15)]
+    lines = [
+        line
+        for row, val in zip(rows, (110.0, 111.0, 115.0), strict=True)
+        for line in lines_of(final, row, val)
+    ]
+    untested = lines_of(search, search.ROWS[0], 99.0, modes={"sentence": {"val": 9, "test": None}})
+    text = section([*lines, *untested])
+    assert "| 2^15 states | ptb |  | 3 | 112.0 (110.0-115.0) |" in text
+    assert "Not run yet: `past/mixture`, `past/ablation`, `past/million`." in text
+    assert "search" not in text and "99.0" not in text

@@ -288,8 +288,8 @@ def test_the_page_is_that_of_the_lines(tmp_path: Path) -> None:
 def test_a_page_without_lines_has_no_number_of_ours(tmp_path: Path) -> None:
     text = page([], {}, tmp_path / "none.jsonl")
     assert text.count("not run yet") >= len(EVERY)
-    assert "| HMM \\|Z\\| = 900 | ptb |  | 284.6 | not run yet |" in text
-    assert "Deviations:" in text and "embeddings N(0, 1)" in text
+    assert "| HMM \\|Z\\| = 900 | ptb | 10M |  | 284.6 | not run yet |" in text
+    assert "Deviations:" in text and "N(0, 1), rate 0.01 on WikiText-2" in text
 
 
 def test_a_page_with_figures(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_a_page_with_figures(tmp_path: Path) -> None:
     words += ["--times", str(tmp_path / "none")]
     assert report(words) == 0
     text = (tmp_path / "docs/page.md").read_text()
-    assert "| 2^10 states | ptb | 7 |  | **150.2** | 150.2 |" in text
+    assert "| 2^10 states | ptb |  | 7 |  | **150.2** | 150.2 |" in text
     assert "![Figure 3" in text and "(figure3.svg)" in text and "(figure4.svg)" in text
     assert "Device: NVIDIA H200. Commit: abc. Seed: 1111." in text and "rehearsal" not in text
     drawn = (tmp_path / "docs/figure3.svg").read_bytes()
