@@ -41,7 +41,7 @@ def test_what_it_is_and_what_it_says(place: Path, call) -> None:
     told = TopicModel.load("made").config["topics"]
     for number, topic in enumerate(told):
         (line,) = [one for one in about.out.splitlines() if f"topic {number} " in one]
-        assert topic["words"][0] in line, about.out
+        assert line.endswith(f"words {' '.join(topic['words'])}"), about.out
     Path("lines.txt").write_text((place / "test.txt").read_text().splitlines()[0] + "\n")
     assert call("score", "made", "lines.txt").status == 0
     assert len(call("next", "made", "-k", 3).out.splitlines()) == 3

@@ -9,7 +9,8 @@ from enumeration import enumerate_row
 from hmmlm.errors import InputError
 from hmmlm.evaluate import evaluate
 from hmmlm.topics import TopicLM, line_topics
-from hmmlm.topics.lm import mix_topics
+from hmmlm.topics import lm as reading
+from hmmlm.topics.lm import cut_rows, mix_topics
 from models import SUPPORTS, TRANSITIONS, with_holes
 from topical import EOS, explicit_part, make_topics, text_prob, token_log_probs
 
@@ -35,8 +36,10 @@ def test_scores_are_those_of_all_topics(support: str, transitions: str, cold: bo
         assert not row[len(text) :].any()
 
 
+@pytest.mark.parametrize("stretch", [1, 3, 64])
 @pytest.mark.parametrize("cold", [False, True])
-def test_a_text_in_pieces_scores_as_one(cold: bool) -> None:
+def test_a_text_in_pieces_scores_as_one(cold: bool, stretch: int, monkeypatch) -> None:
+    monkeypatch.setattr(reading, "STRETCH", stretch)
     lm = TopicLM(make_topics(), EOS)
     text = torch.tensor([TEXTS[0], [4, 4, 1, 0, 0, 1, 1, 2]])
     reset = EOS if cold else None
@@ -50,6 +53,44 @@ def test_a_text_in_pieces_scores_as_one(cold: bool) -> None:
     torch.testing.assert_close(
         lm.score_tokens(text[:, 3:], carry=lm.score_tokens(text[:, :3]).carry).carry.log_topics,
         lm.score_tokens(text).carry.log_topics,
+    )
+
+
+def test_rows_are_cut_where_sentences_begin(monkeypatch) -> None:
+    monkeypatch.setattr(reading, "STRETCH", 2)
+    tokens = torch.tensor([[0, EOS, 2, 0, EOS, 3, EOS], [4, 2, EOS, EOS, 0, EOS, EOS]])
+    sizes = torch.tensor([7, 4])
+    inside = torch.arange(7) < sizes[:, None]
+    pieces = cut_rows((tokens == EOS) & inside, sizes)
+    found = [row[:size].tolist() for row, size in zip(pieces.of(tokens), pieces.sizes, strict=True)]
+    assert found == [[0, EOS, 2, 0, EOS], [3, EOS], [4, 2, EOS], [EOS]]
+    assert pieces.rows.tolist() == [0, 0, 1, 1] and pieces.lasts.tolist() == [1, 3]
+    assert pieces.is_first.tolist() == [True, False, True, False]
+    assert torch.equal(pieces.join(pieces.of(tokens)), tokens.masked_fill(~inside, 0))
+
+
+@pytest.mark.parametrize("stretch", [1, 3])
+@pytest.mark.parametrize("support", SUPPORTS)
+def test_pieces_side_by_side_are_read_as_the_row_is(
+    support: str, stretch: int, monkeypatch
+) -> None:
+    lm = TopicLM(make_topics(support), EOS)
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, 5, (3, 40), generator=generator)
+    lengths = torch.tensor([40, 1, 33])
+    start = lm.score_tokens(torch.tensor([[2, 0], [0, EOS], [EOS, 4]])).carry
+    found = []
+    for each in (10**9, stretch):
+        monkeypatch.setattr(reading, "STRETCH", each)
+        found.append(lm.score_tokens(tokens, lengths=lengths, carry=start))
+    (whole, carry), (cut_up, last) = found
+    assert cut_up.shape == tokens.shape and not cut_up[1, 1:].any()
+    torch.testing.assert_close(cut_up, whole)
+    torch.testing.assert_close(last.log_topics, carry.log_topics)
+    go_on = torch.tensor([[3, 0], [2, 4], [0, 0]])
+    torch.testing.assert_close(
+        lm.score_tokens(go_on, carry=last).token_log_probs,
+        lm.score_tokens(go_on, carry=carry).token_log_probs,
     )
 
 

@@ -225,7 +225,10 @@ def _shown(value: Any) -> str:
     """A fact in words."""
     if isinstance(value, dict):
         inner = (
-            (key, _shown(part) if isinstance(part, dict) else part) for key, part in value.items()
+            (key, _shown(part) if isinstance(part, (dict, list)) else part)
+            for key, part in value.items()
         )
         return ", ".join(f"{key.replace('_', ' ')} {part}" for key, part in inner)
+    if isinstance(value, list):
+        return " ".join(map(str, value))
     return f"{value:,}" if isinstance(value, int) else str(value)

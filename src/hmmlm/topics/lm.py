@@ -14,6 +14,9 @@ from hmmlm.lm import Scores
 from hmmlm.results import Belief
 from hmmlm.topics.value import TopicHMM
 
+STRETCH = 64
+"""Tokens after which a row is cut where the next sentence begins, at least."""
+
 
 class TopicCarry(NamedTuple):
     """What a topic model has read: the belief over states in each topic, and p(topic | text)."""
@@ -25,7 +28,8 @@ class TopicCarry(NamedTuple):
 class TopicLM:
     """A `TopicHMM` as a language model; `eos_id` ends a sentence, and the topic moves.
 
-    A text is read G times, each time by the HMM of one topic: O(G T K^2) time.
+    A text is read G times, each time by the HMM of one topic: O(G T K^2) time. Sentences of a row
+    are read side by side, for the states of one know nothing of those before.
     """
 
     def __init__(self, topics: TopicHMM, eos_id: int) -> None:
@@ -58,24 +62,26 @@ class TopicLM:
         device = self.topics.hmm.device
         tokens = tokens.to(device)
         lengths = None if lengths is None else lengths.to(device)
+        steps = tokens.shape[1]
+        sizes = tokens.new_full((len(tokens),), steps) if lengths is None else lengths
+        inside = torch.arange(steps, device=device) < sizes[:, None]
+        is_end = (tokens == self.eos_id) & inside
+        pieces = cut_rows(is_end, sizes)
         known, beliefs = [], []
         for topic, hmm in enumerate(self.topics.parts()):
-            before = None if carry is None else carry.beliefs[topic]
-            how = {"lengths": lengths, "belief": before, "reset_id": self.eos_id}
+            before = None if carry is None else pieces.begin(carry.beliefs[topic])
+            how = {"lengths": pieces.sizes, "belief": before, "reset_id": self.eos_id}
             if ends:
-                known.append(token_log_probs(hmm, tokens, **how))
+                known.append(pieces.join(token_log_probs(hmm, pieces.of(tokens), **how)))
                 continue
-            scored = log_prob(hmm, tokens, **how)
-            known.append(scored.token_log_probs)
-            beliefs.append(scored.belief)
-        inside = torch.ones_like(tokens, dtype=torch.bool)
-        if lengths is not None:
-            inside = torch.arange(tokens.shape[1], device=device) < lengths[:, None]
+            scored = log_prob(hmm, pieces.of(tokens), **how)
+            known.append(pieces.join(scored.token_log_probs))
+            beliefs.append(scored.belief.select(pieces.lasts))
         start, moves = self.topics.log_start, self.topics.log_moves
         first = start.expand(len(tokens), -1) if carry is None else carry.log_topics
         scores, last = mix_topics(
             torch.stack(known, 2).double(),
-            (tokens == self.eos_id) & inside,
+            is_end,
             first,
             moves if reset_id is None else start,
         )
@@ -94,6 +100,65 @@ class TopicLM:
         for topic, hmm in enumerate(topics.parts()):
             found.append(HmmLM(hmm).row_error(each, seed + topic))
         return max(found, key=lambda error: error if error == error else float("inf"))
+
+
+class Pieces(NamedTuple):
+    """B rows of T tokens, cut into N pieces, each of some whole sentences.
+
+    `places` are those of a piece's tokens among all B T of them, `rows` says which row it is of;
+    `lasts` is the last piece of each row.
+    """
+
+    shape: tuple[int, int]
+    rows: Int[Tensor, " N"]
+    places: Int[Tensor, "N L"]
+    sizes: Int[Tensor, " N"]
+    is_first: Bool[Tensor, " N"]
+    lasts: Int[Tensor, " B"]
+
+    def of(self, tokens: Int[Tensor, "B T"]) -> Int[Tensor, "N L"]:
+        return tokens.flatten()[self.places]
+
+    def begin(self, belief: Belief) -> Belief:
+        """What the first piece of each row goes on from; the others begin afresh."""
+        each = belief.select(self.rows)
+        return each._replace(fresh=each.fresh | ~self.is_first)
+
+    def join(self, found: Float[Tensor, "N L"]) -> Float[Tensor, "B T"]:
+        """What was found of the tokens of all pieces, as rows; 0 behind their ends."""
+        here = torch.arange(found.shape[1], device=found.device) < self.sizes[:, None]
+        # Behind its end a piece's places are those of others: all of these go to one place more.
+        batch, steps = self.shape
+        places = torch.where(here, self.places, batch * steps)
+        joined = found.new_zeros(batch * steps + 1)
+        return joined.scatter_(0, places.flatten(), found.flatten())[:-1].view(batch, steps)
+
+
+def cut_rows(is_end: Bool[Tensor, "B T"], sizes: Int[Tensor, " B"]) -> Pieces:
+    """Pieces of rows that are not much longer than the longest sentence, or `STRETCH`."""
+    batch, steps = is_end.shape
+    begins = torch.ones(batch, steps + 1, dtype=torch.bool, device=is_end.device)
+    begins[:, 1:] = is_end
+    begins[:, 1:] &= torch.arange(1, steps + 1, device=is_end.device) < sizes[:, None]
+    rows, starts = begins.nonzero(as_tuple=True)
+
+    def until(rows: Tensor, starts: Tensor) -> Tensor:
+        """How many tokens lie before the next start, or the end of the row."""
+        stops = sizes[rows]
+        stops[:-1] = torch.where(rows[1:] == rows[:-1], starts[1:], stops[:-1])
+        return stops - starts
+
+    longest = int(until(rows, starts).max()) if batch else 0
+    stretch = starts // max(STRETCH, longest)
+    is_kept = torch.ones_like(rows, dtype=torch.bool)
+    is_kept[1:] = (rows[1:] != rows[:-1]) | (stretch[1:] != stretch[:-1])
+    rows, starts = rows[is_kept], starts[is_kept]
+    lengths = until(rows, starts)
+    places = torch.arange(int(lengths.max()) if batch else 0, device=is_end.device)
+    places = (rows * steps + starts)[:, None] + places
+    lasts = torch.bincount(rows, minlength=batch).cumsum(0) - 1
+    places = places.clamp(max=max(0, batch * steps - 1))
+    return Pieces((batch, steps), rows, places, lengths, starts == 0, lasts)
 
 
 @torch.no_grad()
