@@ -66,7 +66,8 @@ def test_rows_are_cut_where_sentences_begin(monkeypatch) -> None:
     assert found == [[0, EOS, 2, 0, EOS], [3, EOS], [4, 2, EOS], [EOS]]
     assert pieces.rows.tolist() == [0, 0, 1, 1] and pieces.lasts.tolist() == [1, 3]
     assert pieces.is_first.tolist() == [True, False, True, False]
-    assert torch.equal(pieces.join(pieces.of(tokens)), tokens.masked_fill(~inside, 0))
+    whole = pieces.join(pieces.of(tokens)[:, :, None])[:, :, 0]
+    assert torch.equal(whole, tokens.masked_fill(~inside, 0))
 
 
 @pytest.mark.parametrize("stretch", [1, 3])
@@ -121,6 +122,16 @@ def test_perplexities_in_all_modes() -> None:
             found = evaluate(lm, torch.tensor(text), mode=mode, eos_id=EOS, batch_tokens=batch)
             assert abs(found.nats + float(total)) < 1e-9
             assert found.max_row_error < 1e-12
+
+
+@pytest.mark.parametrize("wrong", ["log_norms", "log_start", "log_moves"])
+def test_rows_that_do_not_sum_to_one_are_seen(wrong: str) -> None:
+    topics = make_topics()
+    off = replace(topics, **{wrong: getattr(topics, wrong) + 0.1})
+    assert TopicLM(topics, EOS).row_error(5, 0) < 1e-12
+    assert 0.09 < TopicLM(off, EOS).row_error(5, 0) < 0.11
+    nan = replace(topics, **{wrong: getattr(topics, wrong) * torch.nan})
+    assert TopicLM(nan, EOS).row_error(5, 0) != TopicLM(nan, EOS).row_error(5, 0)
 
 
 def test_texts_that_are_impossible() -> None:

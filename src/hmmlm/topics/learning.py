@@ -1,7 +1,7 @@
 """Topics of an HMM that was trained before, learnt from lines that follow each other."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,10 +14,10 @@ from torch.nn import functional as F
 from hmmlm.data.batches import stretch_rows
 from hmmlm.data.token_array import TokenArray
 from hmmlm.errors import InputError, check_count, rounded
-from hmmlm.hmm import HMM, emission_rows
+from hmmlm.hmm import HMM
 from hmmlm.inference import smooth
 from hmmlm.products import full_products
-from hmmlm.topics.value import TopicHMM, check_base
+from hmmlm.topics.value import TopicHMM, check_base, emission_parts, sum_by_state
 from hmmlm.train.memory import free_memory
 
 RUN = 1024
@@ -142,7 +142,7 @@ class _Learner:
         self.hmm, self.how = hmm, how
         self.rows = hmm.transitions.rows(0, hmm.num_states).exp()  # (Z, Z)
         self.first = hmm.log_init.exp()
-        self.emissions = list(_emissions(hmm))
+        self.emissions = list(emission_parts(hmm))
         words = SPREAD * torch.randn(number, hmm.vocab_size, generator=generator)
         self.word_tilts = words.to(self.rows)
         self.state_tilts = self._mean_tilts()
@@ -300,31 +300,6 @@ class _Reader:
         return [
             torch.cat(found[begin:end]) for begin, end in zip([0, *ends[:-1]], ends, strict=True)
         ]
-
-
-def sum_by_state(
-    emissions: list[tuple[Tensor, Tensor, Tensor]], values: Float[Tensor, "V G"], number: int
-) -> Float[Tensor, "Z G"]:
-    """sum_x p(x | z) values_x of every state. O(V K G) time."""
-    states = torch.cat([part[0] for part in emissions])
-    sums = [probs @ F.embedding(words, values) for _, words, probs in emissions]
-    return values.new_zeros(number, values.shape[1]).index_add(0, states, torch.cat(sums))
-
-
-def _emissions(hmm: HMM) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """The states of each block, its words, and p(word | state), (states, words).
-
-    Where words share only some of their states there is one block: all of them. O(V Z) numbers
-    then, and O(V K) otherwise.
-    """
-    support = hmm.support
-    if not support.is_dense and not support.is_partition:
-        states, words = (torch.arange(size) for size in (support.num_states, support.vocab_size))
-        yield states.to(hmm.device), words.to(hmm.device), emission_rows(hmm).exp()
-        return
-    for states, words in zip(support.rows, support.words_by_row, strict=True):
-        here = states >= 0
-        yield states[here], words, hmm.log_emit[words][:, here].exp().T.contiguous()
 
 
 def _runs(tokens: TokenArray) -> list[tuple[Int[np.ndarray, " L"], Int[np.ndarray, " L"]]]:

@@ -1,6 +1,6 @@
-"""An HMM with topics as a language model, read one topic after the other."""
+"""An HMM with topics as a language model."""
 
-from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -8,11 +8,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hmmlm.errors import InputError
-from hmmlm.evaluate import HmmLM
-from hmmlm.inference import log_prob, token_log_probs
+from hmmlm.inference import log_prob
 from hmmlm.lm import Scores
-from hmmlm.results import Belief
-from hmmlm.topics.value import TopicHMM
+from hmmlm.topics.forward import TopicBelief, Weights, forward, weights
+from hmmlm.topics.value import TopicHMM, emission_parts, sum_by_state
 
 STRETCH = 64
 """Tokens after which a row is cut where the next sentence begins, at least."""
@@ -21,15 +20,16 @@ STRETCH = 64
 class TopicCarry(NamedTuple):
     """What a topic model has read: the belief over states in each topic, and p(topic | text)."""
 
-    beliefs: Sequence[Belief]
+    belief: TopicBelief
     log_topics: Float[Tensor, "B G"]
 
 
 class TopicLM:
     """A `TopicHMM` as a language model; `eos_id` ends a sentence, and the topic moves.
 
-    A text is read G times, each time by the HMM of one topic: O(G T K^2) time. Sentences of a row
-    are read side by side, for the states of one know nothing of those before.
+    A text is read in all topics at once, O(T K^2 (H + G)) time, and sentences of a row side by
+    side, for the states of one know nothing of those before. Rows that lose digits so are read
+    again, by the HMM of one topic after the other.
     """
 
     def __init__(self, topics: TopicHMM, eos_id: int) -> None:
@@ -38,6 +38,10 @@ class TopicLM:
     @property
     def vocab_size(self) -> int:
         return self.topics.hmm.vocab_size
+
+    @cached_property
+    def weights(self) -> Weights:
+        return weights(self.topics)
 
     @property
     def precision(self) -> str:
@@ -65,41 +69,77 @@ class TopicLM:
         steps = tokens.shape[1]
         sizes = tokens.new_full((len(tokens),), steps) if lengths is None else lengths
         inside = torch.arange(steps, device=device) < sizes[:, None]
+        if bool(((tokens < 0) & inside).any()):
+            raise InputError(
+                "tokens has a missing one (-1), which a model with topics does not read; ask the "
+                "HMM of a topic, TopicHMM.part(topic)."
+            )
         is_end = (tokens == self.eos_id) & inside
         pieces = cut_rows(is_end, sizes)
-        known, beliefs = [], []
-        for topic, hmm in enumerate(self.topics.parts()):
-            before = None if carry is None else pieces.begin(carry.beliefs[topic])
-            how = {"lengths": pieces.sizes, "belief": before, "reset_id": self.eos_id}
-            if ends:
-                known.append(pieces.join(token_log_probs(hmm, pieces.of(tokens), **how)))
-                continue
-            scored = log_prob(hmm, pieces.of(tokens), **how)
-            known.append(pieces.join(scored.token_log_probs))
-            beliefs.append(scored.belief.select(pieces.lasts))
+        begin = None if carry is None else pieces.begin(carry.belief)
+        known, belief = self._read(pieces.of(tokens), pieces.sizes, begin)
         start, moves = self.topics.log_start, self.topics.log_moves
         first = start.expand(len(tokens), -1) if carry is None else carry.log_topics
         scores, last = mix_topics(
-            torch.stack(known, 2).double(),
+            pieces.join(known),
             is_end,
             first,
             moves if reset_id is None else start,
         )
         return Scores(
             scores.masked_fill(~inside, 0.0).to(self.topics.hmm.dtype),
-            None if ends else TopicCarry(beliefs, last),
+            None if ends else TopicCarry(belief.select(pieces.lasts), last),
         )
+
+    def _read(
+        self, tokens: Int[Tensor, "B T"], lengths: Int[Tensor, " B"], begin: TopicBelief | None
+    ) -> tuple[Float[Tensor, "B T G"], TopicBelief]:
+        """log p of every token in each topic, and the belief at the end of each row."""
+        known, belief, is_low = forward(
+            self.topics, self.weights, tokens, lengths, self.eos_id, begin
+        )
+        low = is_low.nonzero()[:, 0]
+        if len(low):
+            start = None if begin is None else begin.select(low)
+            again, last = self._read_apart(tokens[low], lengths[low], start)
+            known[low] = again
+            belief.log_probs[low] = last.log_probs
+        return known, belief
+
+    def _read_apart(
+        self, tokens: Int[Tensor, "B T"], lengths: Int[Tensor, " B"], begin: TopicBelief | None
+    ) -> tuple[Float[Tensor, "B T G"], TopicBelief]:
+        """The same by the HMM of each topic."""
+        found = [
+            log_prob(
+                hmm,
+                tokens,
+                lengths=lengths,
+                belief=None if begin is None else begin.of(topic),
+                reset_id=self.eos_id,
+            )
+            for topic, hmm in enumerate(self.topics.parts())
+        ]
+        known = torch.stack([each.token_log_probs for each in found], 2).double()
+        log_probs = torch.stack([each.belief.log_probs for each in found], 2).double()
+        states, _, fresh = found[0].belief
+        return known, TopicBelief(states, log_probs, fresh)
 
     @torch.no_grad()
     def row_error(self, rows: int, seed: int) -> float:
-        """Largest |sum - 1| of the topics' own tables, and of `rows` rows of their HMMs in all."""
-        topics = self.topics
-        tables = torch.cat([topics.log_start[None], topics.log_moves]).exp()
-        found = [float((tables.sum(1) - 1).abs().max())]
-        each = max(1, rows // topics.num_topics)
-        for topic, hmm in enumerate(topics.parts()):
-            found.append(HmmLM(hmm).row_error(each, seed + topic))
-        return max(found, key=lambda error: error if error == error else float("inf"))
+        """Largest |sum - 1| of the topics' own tables, and, in every topic, of p(z1), of all
+        emissions and of `rows` random transition rows, in float64."""
+        topics, hmm, by = self.topics, self.topics.hmm, self.weights
+        tables = torch.cat([topics.log_start[None], topics.log_moves]).double().exp()
+        tilts = topics.state_tilts.double().T.exp()  # (Z, G)
+        parts = [(ids, words, probs.double()) for ids, words, probs in emission_parts(hmm)]
+        emits = sum_by_state(parts, by.said, hmm.num_states) * by.into / tilts
+        some = torch.randperm(hmm.num_states, generator=torch.Generator().manual_seed(seed))[:rows]
+        some = some.to(hmm.device)
+        moves = hmm.transitions.rows_of(some).double().exp() @ tilts * by.out[some]
+        first = hmm.log_init.double().exp() @ tilts * by.begin
+        sums = torch.cat([tables.sum(1), first, emits.flatten(), moves.flatten()])
+        return float((sums - 1).abs().max())  # NaN stays
 
 
 class Pieces(NamedTuple):
@@ -119,19 +159,20 @@ class Pieces(NamedTuple):
     def of(self, tokens: Int[Tensor, "B T"]) -> Int[Tensor, "N L"]:
         return tokens.flatten()[self.places]
 
-    def begin(self, belief: Belief) -> Belief:
+    def begin(self, belief: TopicBelief) -> TopicBelief:
         """What the first piece of each row goes on from; the others begin afresh."""
         each = belief.select(self.rows)
         return each._replace(fresh=each.fresh | ~self.is_first)
 
-    def join(self, found: Float[Tensor, "N L"]) -> Float[Tensor, "B T"]:
+    def join(self, found: Float[Tensor, "N L G"]) -> Float[Tensor, "B T G"]:
         """What was found of the tokens of all pieces, as rows; 0 behind their ends."""
         here = torch.arange(found.shape[1], device=found.device) < self.sizes[:, None]
         # Behind its end a piece's places are those of others: all of these go to one place more.
         batch, steps = self.shape
-        places = torch.where(here, self.places, batch * steps)
-        joined = found.new_zeros(batch * steps + 1)
-        return joined.scatter_(0, places.flatten(), found.flatten())[:-1].view(batch, steps)
+        places = torch.where(here, self.places, batch * steps).flatten()
+        joined = found.new_zeros(batch * steps + 1, found.shape[2])
+        joined.index_copy_(0, places, found.flatten(0, 1))
+        return joined[:-1].view(batch, steps, -1)
 
 
 def cut_rows(is_end: Bool[Tensor, "B T"], sizes: Int[Tensor, " B"]) -> Pieces:

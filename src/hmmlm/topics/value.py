@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 
 from hmmlm.errors import InputError
-from hmmlm.hmm import HMM, emission_table, renormalise
+from hmmlm.hmm import HMM, emission_rows, emission_table, renormalise
 from hmmlm.products import full_products
 from hmmlm.support import Support
 from hmmlm.transitions import FAR, Dense, Factored
@@ -192,6 +193,31 @@ def _log_norms(hmm: HMM, tilts: Float[Tensor, "G Z"]) -> Float[Tensor, "G Z"]:
         sums = hmm.transitions.rows(start, stop).double().exp() @ weights
         found[:, start:stop] = (sums.log() + most).T
     return found
+
+
+def sum_by_state(
+    emissions: list[tuple[Tensor, Tensor, Tensor]], values: Float[Tensor, "V G"], number: int
+) -> Float[Tensor, "Z G"]:
+    """sum_x p(x | z) values_x of every state. O(V K G) time."""
+    states = torch.cat([part[0] for part in emissions])
+    sums = [probs @ F.embedding(words, values) for _, words, probs in emissions]
+    return values.new_zeros(number, values.shape[1]).index_add(0, states, torch.cat(sums))
+
+
+def emission_parts(hmm: HMM) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """The states of each block, its words, and p(word | state), (states, words).
+
+    Where words share only some of their states there is one block: all of them. O(V Z) numbers
+    then, and O(V K) otherwise.
+    """
+    support = hmm.support
+    if not support.is_dense and not support.is_partition:
+        states, words = (torch.arange(size) for size in (support.num_states, support.vocab_size))
+        yield states.to(hmm.device), words.to(hmm.device), emission_rows(hmm).exp()
+        return
+    for states, words in zip(support.rows, support.words_by_row, strict=True):
+        here = states >= 0
+        yield states[here], words, hmm.log_emit[words][:, here].exp().T.contiguous()
 
 
 def _with_column(

@@ -1,0 +1,157 @@
+"""The forward recursion in all topics at once: they share every tile of transitions."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from hmmlm.products import full_products
+from hmmlm.results import FoundBelief
+from hmmlm.topics.value import TopicHMM, emission_parts, sum_by_state
+
+LEAST = 1e-290
+"""A step that leaves less than this of a row's probability has lost digits of float64."""
+
+CELLS = {"cpu": 1 << 22, "cuda": 1 << 27}
+"""Cells of the tiles and messages that are made at a time."""
+
+
+class TopicBelief(NamedTuple):
+    """p(state | text, topic) after what was read, for each topic; see `Belief`."""
+
+    states: Int[Tensor, "B W"]
+    log_probs: Float[Tensor, "B W G"]
+    fresh: Bool[Tensor, " B"]
+
+    def select(self, rows: Tensor) -> "TopicBelief":
+        return TopicBelief(*(part[rows] for part in self))
+
+    def of(self, topic: int) -> FoundBelief:
+        """The belief of the HMM of one topic."""
+        return FoundBelief(self.states, self.log_probs[:, :, topic], self.fresh)
+
+
+class Weights(NamedTuple):
+    """What makes the HMM of each topic of the one that they share, in float64.
+
+    A step into state z is worth `into[z]` more in each topic, and `said[x]` with word x; a step out
+    of z `out[z]`, and the first step of a sentence `begin`.
+    """
+
+    into: Float[Tensor, "Z G"]
+    out: Float[Tensor, "Z G"]
+    said: Float[Tensor, "V G"]
+    begin: Float[Tensor, " G"]
+
+
+class Read(NamedTuple):
+    """log p of each token in each topic, given those before it; and where each row ends.
+
+    `is_low` marks rows that lost digits in a topic, of which nothing holds.
+    """
+
+    log_probs: Float[Tensor, "B T G"]
+    belief: TopicBelief
+    is_low: Bool[Tensor, " B"]
+
+
+@torch.no_grad()
+def weights(topics: TopicHMM) -> Weights:
+    """O(G V K) time, and O(V Z) memory where words share only some of their states."""
+    hmm, states, words = topics.hmm, topics.state_tilts.double().T, topics.word_tilts.double().T
+    said = words.exp()
+    parts = ((ids, words, probs.double()) for ids, words, probs in emission_parts(hmm))
+    norms = sum_by_state(list(parts), said, hmm.num_states)
+    begin = torch.logsumexp(hmm.log_init.double()[:, None] + states, 0)
+    out = -topics.log_norms.double().T
+    return Weights(states.exp() / norms, out.exp(), said, (-begin).exp())
+
+
+@torch.no_grad()
+@full_products()
+def forward(
+    topics: TopicHMM,
+    by: Weights,
+    tokens: Int[Tensor, "B T"],
+    lengths: Int[Tensor, " B"],
+    eos_id: int,
+    belief: TopicBelief | None = None,
+) -> Read:
+    """Rows from a cold start, or from a belief, in every topic; `eos_id` ends a sentence.
+
+    O(B T K^2 (H + G)) time: a tile costs as much as the messages of all topics. Messages are
+    probabilities in float64, made to sum to one at each step.
+    """
+    width = topics.hmm.support.width
+    row = width * (topics.num_topics if topics.hmm.support.is_dense else width)
+    some = max(1, CELLS[tokens.device.type] // row)
+    parts = [
+        _forward(topics, by, tokens[rows], lengths[rows], eos_id, belief and belief.select(rows))
+        for rows in torch.arange(len(tokens), device=tokens.device).split(some)
+    ]
+    log_probs, beliefs, is_low = zip(*parts, strict=True)
+    joined = TopicBelief(*(torch.cat(each) for each in zip(*beliefs, strict=True)))
+    return Read(torch.cat(log_probs), joined, torch.cat(is_low))
+
+
+def _forward(
+    topics: TopicHMM,
+    by: Weights,
+    tokens: Int[Tensor, "B T"],
+    lengths: Int[Tensor, " B"],
+    eos_id: int,
+    belief: TopicBelief | None,
+) -> Read:
+    hmm, table, (batch, steps) = topics.hmm, topics.hmm.transitions, tokens.shape
+    matrix = table.rows(0, hmm.num_states).double().exp() if hmm.support.is_dense else None
+    found = by.begin.new_zeros(batch, steps, topics.num_topics)
+    is_low = torch.zeros_like(lengths, dtype=torch.bool)
+    fresh = is_low | True if belief is None else belief.fresh
+    message, before = by.begin.new_zeros(batch, 0, 0), tokens[:, :0]
+    last, ends = message, before
+    for step in range(steps):
+        word = tokens[:, step]
+        ids = hmm.support.states_of(word)  # (B, K)
+        states = ids.clamp(min=0)
+        came = hmm.log_init[states].double().exp()[:, :, None] * by.begin  # (B, K, G)
+        if step == 0 and belief is not None:
+            came = _entered(topics, by, belief, states, came)
+        elif step and matrix is not None:
+            went = torch.einsum("zy,bzg->byg", matrix, message * by.out)
+            came = torch.where(fresh[:, None, None], came, went)
+        elif step:
+            tile = table.tile(before, states).double().exp()  # (B, K, K)
+            went = tile.transpose(1, 2) @ (message * by.out[before])
+            came = torch.where(fresh[:, None, None], came, went)
+        emits = hmm.log_emit[word].double().exp()  # 0 in padding
+        now = came * by.into[states] * emits[:, :, None] * by.said[word][:, None]
+        total = now.sum(1)  # (B, G)
+        is_here = step < lengths
+        is_low |= is_here & ~((total > LEAST) & total.isfinite()).all(1)
+        found[:, step] = total.log()
+        message = now / total.clamp(min=LEAST)[:, None]
+        before, fresh = states, word == eos_id
+        is_last = lengths == step + 1
+        last = message if step == 0 else torch.where(is_last[:, None, None], message, last)
+        ends = ids if step == 0 else torch.where(is_last[:, None], ids, ends)
+    final = tokens.gather(1, (lengths - 1)[:, None])[:, 0] == eos_id
+    return Read(found, TopicBelief(ends, last.log(), final), is_low)
+
+
+def _entered(
+    topics: TopicHMM,
+    by: Weights,
+    belief: TopicBelief,
+    states: Int[Tensor, "B K"],
+    came: Float[Tensor, "B K G"],
+) -> Float[Tensor, "B K G"]:
+    """The first states of rows, a few of which go on from a belief."""
+    rows = (~belief.fresh).nonzero()[:, 0]
+    if not len(rows):
+        return came
+    sources, log_probs, _ = belief.select(rows)
+    tile = topics.hmm.transitions.tile(sources, states[rows]).double().exp()
+    probs = log_probs.double().exp().masked_fill((sources < 0)[:, :, None], 0.0)
+    went = tile.transpose(1, 2) @ (probs * by.out[sources.clamp(min=0)])
+    return came.index_copy(0, rows, went)
