@@ -319,7 +319,7 @@ def _reproductions() -> list[Claim]:
     streamed = {row.dataset: row for row in table1.ROWS if row.name in OURS}
     for dataset, row in streamed.items():
         assert row.paper_val and row.paper_test
-        text = f"One of these on {dataset}, read streaming as the paper reads: at most "
+        text = f"Either VL-HMM 2^15 on {dataset}, read streaming as the paper reads: at most "
         text += f"{row.paper_val} / {row.paper_test}"
         check = _streaming(dataset, row.paper_val, row.paper_test)
         made.append(Claim(text, check, BESIDE))
