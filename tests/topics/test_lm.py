@@ -132,6 +132,8 @@ def test_rows_that_do_not_sum_to_one_are_seen(wrong: str) -> None:
     assert 0.09 < TopicLM(off, EOS).row_error(5, 0) < 0.11
     nan = replace(topics, **{wrong: getattr(topics, wrong) * torch.nan})
     assert TopicLM(nan, EOS).row_error(5, 0) != TopicLM(nan, EOS).row_error(5, 0)
+    more = replace(topics, hmm=replace(topics.hmm, log_emit=topics.hmm.log_emit + 0.1))
+    assert TopicLM(more, EOS).row_error(5, 0) > 0.09
 
 
 def test_texts_that_are_impossible() -> None:

@@ -15,7 +15,7 @@ from hmmlm.mixture import mixture
 from hmmlm.products import BF16, FLOAT32
 from hmmlm.support import Support
 from hmmlm.topics import TopicHMM
-from hmmlm.transitions import Factored
+from hmmlm.transitions import Dense, Factored
 from models import SUPPORTS, TRANSITIONS, make_hmm
 from topical import EOS, explicit_part, make_topics, token_log_probs
 
@@ -41,6 +41,23 @@ def test_a_topic_is_exact_whatever_factors_were_rounded_to() -> None:
     hmm = make_hmm("blocks", "factored")
     rounded = replace(hmm, transitions=replace(hmm.transitions, operand=BF16))
     assert make_topics(base=rounded).part(0).transitions.operand == FLOAT32
+
+
+@pytest.mark.parametrize("transitions", TRANSITIONS)
+def test_a_tilt_of_thousands_of_nats_loses_no_digits(transitions: str) -> None:
+    """A row's normaliser, where the states that it reaches are not the tilted one."""
+    hmm = make_hmm("dense", transitions, scale=20.0)
+    zeros = torch.zeros(2, hmm.vocab_size, dtype=torch.float64)
+    tilts = torch.zeros(2, hmm.num_states, dtype=torch.float64)
+    tilts[0, 0], tilts[1, 1] = 735.0, -3000.0
+    table = hmm.transitions.rows(0, hmm.num_states).clone()
+    table[1:, 0] -= 1600.0  # all but out of reach
+    base = replace(hmm, transitions=Dense(table.log_softmax(1)))
+    start = torch.tensor([0.5, 0.5], dtype=torch.float64).log()
+    made = TopicHMM.make(base, zeros, tilts, start, start.expand(2, 2))
+    rows = base.transitions.rows(0, hmm.num_states)
+    wanted = torch.logsumexp(rows + tilts[:, None], 2)
+    torch.testing.assert_close(made.log_norms, wanted)
 
 
 def test_nothing_of_a_gradient_is_kept() -> None:

@@ -10,8 +10,12 @@ from hmmlm.products import full_products
 from hmmlm.results import FoundBelief
 from hmmlm.topics.value import TopicHMM, emission_parts, sum_by_state
 
-LEAST = 1e-290
-"""A step that leaves less than this of a row's probability has lost digits of float64."""
+LEAST = 1e-250
+"""A possible state that falls under this has lost digits of float64, or will, and with it its row:
+it may be the only one that explains what is still to come."""
+
+STEEP = 100.0
+"""Nats of a tilt beyond which nothing is read here."""
 
 CELLS = {"cpu": 1 << 22, "cuda": 1 << 27}
 """Cells of the tiles and messages that are made at a time."""
@@ -61,11 +65,15 @@ def weights(topics: TopicHMM) -> Weights:
     """O(G V K) time, and O(V Z) memory where words share only some of their states."""
     hmm, states, words = topics.hmm, topics.state_tilts.double().T, topics.word_tilts.double().T
     said = words.exp()
-    parts = ((ids, words, probs.double()) for ids, words, probs in emission_parts(hmm))
-    norms = sum_by_state(list(parts), said, hmm.num_states)
+    norms = sum_by_state(list(emission_parts(hmm, torch.float64)), said, hmm.num_states)
     begin = torch.logsumexp(hmm.log_init.double()[:, None] + states, 0)
     out = -topics.log_norms.double().T
     return Weights(states.exp() / norms, out.exp(), said, (-begin).exp())
+
+
+def is_steep(topics: TopicHMM) -> bool:
+    """Whether tilts are too large for weights that are no logarithms."""
+    return any(float(part.abs().max()) > STEEP for part in (topics.word_tilts, topics.state_tilts))
 
 
 @torch.no_grad()
@@ -81,14 +89,18 @@ def forward(
     """Rows from a cold start, or from a belief, in every topic; `eos_id` ends a sentence.
 
     O(B T K^2 (H + G)) time: a tile costs as much as the messages of all topics. Messages are
-    probabilities in float64, made to sum to one at each step.
+    probabilities in float64, made to sum to one at each step. Not for tilts that are steep.
     """
+    hmm, matrix = topics.hmm, None
+    if hmm.support.is_dense and (tokens.shape[1] > 1 or belief is not None):
+        matrix = hmm.transitions.rows(0, hmm.num_states).double().exp()
     width = topics.hmm.support.width
     row = width * (topics.num_topics if topics.hmm.support.is_dense else width)
     some = max(1, CELLS[tokens.device.type] // row)
     parts = [
-        _forward(topics, by, tokens[rows], lengths[rows], eos_id, belief and belief.select(rows))
+        _forward(topics, by, matrix, tokens[rows], lengths[rows], eos_id, begin)
         for rows in torch.arange(len(tokens), device=tokens.device).split(some)
+        for begin in (None if belief is None else belief.select(rows),)
     ]
     log_probs, beliefs, is_low = zip(*parts, strict=True)
     joined = TopicBelief(*(torch.cat(each) for each in zip(*beliefs, strict=True)))
@@ -98,13 +110,13 @@ def forward(
 def _forward(
     topics: TopicHMM,
     by: Weights,
+    matrix: Float[Tensor, "Z Z"] | None,
     tokens: Int[Tensor, "B T"],
     lengths: Int[Tensor, " B"],
     eos_id: int,
     belief: TopicBelief | None,
 ) -> Read:
     hmm, table, (batch, steps) = topics.hmm, topics.hmm.transitions, tokens.shape
-    matrix = table.rows(0, hmm.num_states).double().exp() if hmm.support.is_dense else None
     found = by.begin.new_zeros(batch, steps, topics.num_topics)
     is_low = torch.zeros_like(lengths, dtype=torch.bool)
     fresh = is_low | True if belief is None else belief.fresh
@@ -116,7 +128,7 @@ def _forward(
         states = ids.clamp(min=0)
         came = hmm.log_init[states].double().exp()[:, :, None] * by.begin  # (B, K, G)
         if step == 0 and belief is not None:
-            came = _entered(topics, by, belief, states, came)
+            came = _entered(topics, by, matrix, belief, states, came)
         elif step and matrix is not None:
             went = torch.einsum("zy,bzg->byg", matrix, message * by.out)
             came = torch.where(fresh[:, None, None], came, went)
@@ -124,13 +136,16 @@ def _forward(
             tile = table.tile(before, states).double().exp()  # (B, K, K)
             went = tile.transpose(1, 2) @ (message * by.out[before])
             came = torch.where(fresh[:, None, None], came, went)
-        emits = hmm.log_emit[word].double().exp()  # 0 in padding
+        log_emits = hmm.log_emit[word].double()  # -inf in padding
+        emits = log_emits.exp()
         now = came * by.into[states] * emits[:, :, None] * by.said[word][:, None]
         total = now.sum(1)  # (B, G)
-        is_here = step < lengths
-        is_low |= is_here & ~((total > LEAST) & total.isfinite()).all(1)
         found[:, step] = total.log()
         message = now / total.clamp(min=LEAST)[:, None]
+        # What cannot emit the word may be zero, nothing else; NaN is no number over LEAST.
+        least = torch.minimum(came, message).masked_fill(log_emits.isneginf()[:, :, None], 1.0)
+        is_fine = (least > LEAST).flatten(1).all(1) & (total > LEAST).all(1)
+        is_low |= (step < lengths) & ~is_fine
         before, fresh = states, word == eos_id
         is_last = lengths == step + 1
         last = message if step == 0 else torch.where(is_last[:, None, None], message, last)
@@ -142,6 +157,7 @@ def _forward(
 def _entered(
     topics: TopicHMM,
     by: Weights,
+    matrix: Float[Tensor, "Z Z"] | None,
     belief: TopicBelief,
     states: Int[Tensor, "B K"],
     came: Float[Tensor, "B K G"],
@@ -151,7 +167,12 @@ def _entered(
     if not len(rows):
         return came
     sources, log_probs, _ = belief.select(rows)
-    tile = topics.hmm.transitions.tile(sources, states[rows]).double().exp()
     probs = log_probs.double().exp().masked_fill((sources < 0)[:, :, None], 0.0)
-    went = tile.transpose(1, 2) @ (probs * by.out[sources.clamp(min=0)])
-    return came.index_copy(0, rows, went)
+    leaving = probs * by.out[sources.clamp(min=0)]
+    if matrix is None:
+        tile = topics.hmm.transitions.tile(sources, states[rows]).double().exp()
+        return came.index_copy(0, rows, tile.transpose(1, 2) @ leaving)
+    places = sources.clamp(min=0)[:, :, None].expand_as(leaving)
+    whole = leaving.new_zeros(len(rows), len(matrix), leaving.shape[2])
+    whole.scatter_add_(1, places, leaving)
+    return came.index_copy(0, rows, torch.einsum("zy,bzg->byg", matrix, whole))

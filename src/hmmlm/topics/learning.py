@@ -142,7 +142,7 @@ class _Learner:
         self.hmm, self.how = hmm, how
         self.rows = hmm.transitions.rows(0, hmm.num_states).exp()  # (Z, Z)
         self.first = hmm.log_init.exp()
-        self.emissions = list(emission_parts(hmm))
+        self.emissions = list(emission_parts(hmm, hmm.dtype))
         words = SPREAD * torch.randn(number, hmm.vocab_size, generator=generator)
         self.word_tilts = words.to(self.rows)
         self.state_tilts = self._mean_tilts()

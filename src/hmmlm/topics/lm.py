@@ -1,5 +1,6 @@
 """An HMM with topics as a language model."""
 
+import math
 from functools import cached_property
 from typing import NamedTuple
 
@@ -7,11 +8,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hmmlm.errors import InputError
+from hmmlm.errors import InputError, counted
+from hmmlm.evaluate import HmmLM
 from hmmlm.inference import log_prob
+from hmmlm.inference.chain import check_tokens
 from hmmlm.lm import Scores
-from hmmlm.topics.forward import TopicBelief, Weights, forward, weights
-from hmmlm.topics.value import TopicHMM, emission_parts, sum_by_state
+from hmmlm.topics.forward import TopicBelief, Weights, forward, is_steep, weights
+from hmmlm.topics.value import TopicHMM
 
 STRETCH = 64
 """Tokens after which a row is cut where the next sentence begins, at least."""
@@ -29,7 +32,7 @@ class TopicLM:
 
     A text is read in all topics at once, O(T K^2 (H + G)) time, and sentences of a row side by
     side, for the states of one know nothing of those before. Rows that lose digits so are read
-    again, by the HMM of one topic after the other.
+    again, by the HMM of one topic after the other, and all rows if tilts are of hundreds of nats.
     """
 
     def __init__(self, topics: TopicHMM, eos_id: int) -> None:
@@ -42,6 +45,10 @@ class TopicLM:
     @cached_property
     def weights(self) -> Weights:
         return weights(self.topics)
+
+    @cached_property
+    def is_steep(self) -> bool:
+        return is_steep(self.topics)
 
     @property
     def precision(self) -> str:
@@ -64,16 +71,20 @@ class TopicLM:
                 f"give that, or none."
             )
         device = self.topics.hmm.device
-        tokens = tokens.to(device)
         lengths = None if lengths is None else lengths.to(device)
-        steps = tokens.shape[1]
-        sizes = tokens.new_full((len(tokens),), steps) if lengths is None else lengths
-        inside = torch.arange(steps, device=device) < sizes[:, None]
+        tokens, sizes = check_tokens(self.vocab_size, tokens.to(device), lengths)
+        if carry is not None and len(carry.log_topics) != len(tokens):
+            raise InputError(
+                f"The carry is of {counted(len(carry.log_topics), 'row')} but tokens has "
+                f"{counted(len(tokens), 'row')}; give each row its own."
+            )
+        inside = torch.arange(tokens.shape[1], device=device) < sizes[:, None]
         if bool(((tokens < 0) & inside).any()):
             raise InputError(
                 "tokens has a missing one (-1), which a model with topics does not read; ask the "
                 "HMM of a topic, TopicHMM.part(topic)."
             )
+        tokens = tokens.masked_fill(~inside, 0)
         is_end = (tokens == self.eos_id) & inside
         pieces = cut_rows(is_end, sizes)
         begin = None if carry is None else pieces.begin(carry.belief)
@@ -95,6 +106,8 @@ class TopicLM:
         self, tokens: Int[Tensor, "B T"], lengths: Int[Tensor, " B"], begin: TopicBelief | None
     ) -> tuple[Float[Tensor, "B T G"], TopicBelief]:
         """log p of every token in each topic, and the belief at the end of each row."""
+        if self.is_steep:
+            return self._read_apart(tokens, lengths, begin)
         known, belief, is_low = forward(
             self.topics, self.weights, tokens, lengths, self.eos_id, begin
         )
@@ -127,19 +140,35 @@ class TopicLM:
 
     @torch.no_grad()
     def row_error(self, rows: int, seed: int) -> float:
-        """Largest |sum - 1| of the topics' own tables, and, in every topic, of p(z1), of all
-        emissions and of `rows` random transition rows, in float64."""
-        topics, hmm, by = self.topics, self.topics.hmm, self.weights
+        """Largest |sum - 1| of the HMM's tables, of the topics' own, and, in every topic, of p(z1)
+        and of the transitions and emissions of `rows` random states, in float64."""
+        topics, hmm = self.topics, self.topics.hmm
         tables = torch.cat([topics.log_start[None], topics.log_moves]).double().exp()
-        tilts = topics.state_tilts.double().T.exp()  # (Z, G)
-        parts = [(ids, words, probs.double()) for ids, words, probs in emission_parts(hmm)]
-        emits = sum_by_state(parts, by.said, hmm.num_states) * by.into / tilts
-        some = torch.randperm(hmm.num_states, generator=torch.Generator().manual_seed(seed))[:rows]
-        some = some.to(hmm.device)
-        moves = hmm.transitions.rows_of(some).double().exp() @ tilts * by.out[some]
+        found = [float((tables.sum(1) - 1).abs().max()), HmmLM(hmm).row_error(rows, seed)]
+        if self.is_steep:
+            each = max(1, rows // topics.num_topics)
+            found += [HmmLM(part).row_error(each, seed) for part in topics.parts()]
+        else:
+            generator = torch.Generator().manual_seed(seed)
+            some = torch.randperm(hmm.num_states, generator=generator)[:rows]
+            found.append(float((self._sums(some.to(hmm.device)) - 1).abs().max()))
+        return max(found, key=lambda error: error if error == error else math.inf)
+
+    def _sums(self, states: Int[Tensor, " R"]) -> Float[Tensor, " N"]:
+        """What p(z1) and rows of these states sum to in each topic, by what texts are read with."""
+        hmm, by, cells = self.topics.hmm, self.weights, self.topics.hmm.support.state_words
+        tilts = self.topics.state_tilts.double().T.exp()  # (Z, G)
+        row = torch.full((hmm.num_states,), -1, device=hmm.device)
+        row[states] = torch.arange(len(states), device=hmm.device)
+        here = (row[cells.states] >= 0).nonzero()[:, 0]
+        words = cells.words[here]
+        probs = hmm.log_emit[words, cells.slots[here]].double().exp()
+        emits = by.said.new_zeros(len(states), len(by.begin))
+        emits.index_add_(0, row[cells.states[here]], probs[:, None] * by.said[words])
+        moves = hmm.transitions.rows_of(states).double().exp() @ tilts
         first = hmm.log_init.double().exp() @ tilts * by.begin
-        sums = torch.cat([tables.sum(1), first, emits.flatten(), moves.flatten()])
-        return float((sums - 1).abs().max())  # NaN stays
+        emits = emits * by.into[states] / tilts[states]
+        return torch.cat([first, emits.flatten(), (moves * by.out[states]).flatten()])
 
 
 class Pieces(NamedTuple):

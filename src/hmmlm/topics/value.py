@@ -17,6 +17,9 @@ from hmmlm.transitions import FAR, Dense, Factored
 GROUP = 1 << 24
 """Cells of the transitions that are made at a time."""
 
+LEAST = 1e-250
+"""Of the most tilted state's weight: sums under this have lost digits of float64."""
+
 LARGEST = 1 << 28
 """Cells of a dense table that `joined` makes."""
 
@@ -190,8 +193,14 @@ def _log_norms(hmm: HMM, tilts: Float[Tensor, "G Z"]) -> Float[Tensor, "G Z"]:
     step = max(1, GROUP // hmm.num_states)
     for start in range(0, hmm.num_states, step):
         stop = min(start + step, hmm.num_states)
-        sums = hmm.transitions.rows(start, stop).double().exp() @ weights
+        rows = hmm.transitions.rows(start, stop).double()
+        sums = rows.exp() @ weights  # (R, G)
         found[:, start:stop] = (sums.log() + most).T
+        # Rows that do not reach the most tilted state, and others are hundreds of nats behind it.
+        for topic in (sums < LEAST).any(0).nonzero()[:, 0].tolist():
+            low = (sums[:, topic] < LEAST).nonzero()[:, 0]
+            whole = torch.logsumexp(rows[low] + tilts[topic].double(), 1)
+            found[topic, start + low] = whole.to(found.dtype)
     return found
 
 
@@ -204,8 +213,8 @@ def sum_by_state(
     return values.new_zeros(number, values.shape[1]).index_add(0, states, torch.cat(sums))
 
 
-def emission_parts(hmm: HMM) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """The states of each block, its words, and p(word | state), (states, words).
+def emission_parts(hmm: HMM, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """The states of each block, its words, and p(word | state), (states, words), in a dtype.
 
     Where words share only some of their states there is one block: all of them. O(V Z) numbers
     then, and O(V K) otherwise.
@@ -213,11 +222,11 @@ def emission_parts(hmm: HMM) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     support = hmm.support
     if not support.is_dense and not support.is_partition:
         states, words = (torch.arange(size) for size in (support.num_states, support.vocab_size))
-        yield states.to(hmm.device), words.to(hmm.device), emission_rows(hmm).exp()
+        yield states.to(hmm.device), words.to(hmm.device), emission_rows(hmm).to(dtype).exp()
         return
     for states, words in zip(support.rows, support.words_by_row, strict=True):
         here = states >= 0
-        yield states[here], words, hmm.log_emit[words][:, here].exp().T.contiguous()
+        yield states[here], words, hmm.log_emit[words][:, here].to(dtype).exp().T.contiguous()
 
 
 def _with_column(
