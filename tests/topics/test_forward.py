@@ -161,8 +161,12 @@ def test_what_cannot_be_read_is_refused() -> None:
         lm.score_tokens(text[:1], lengths=torch.tensor([10]))
     with pytest.raises(InputError, match="tokens has id 9 but this vocabulary ends at 4"):
         lm.score_tokens(torch.tensor([[9]]))
-    padded = lm.score_tokens(torch.tensor([[0, -100], [0, 9]]), lengths=torch.tensor([1, 1]))
-    torch.testing.assert_close(padded[0][:, :1], lm.score_tokens(torch.tensor([[0], [0]]))[0])
+    padded = lm.score_tokens(
+        torch.tensor([[0, 2], [0, -100], [0, 9]]), lengths=torch.tensor([2, 1, 1])
+    )
+    wanted = lm.score_tokens(torch.tensor([[0, 2]]))[0]
+    torch.testing.assert_close(padded[0][:1], wanted)
+    torch.testing.assert_close(padded[0][1:, 0], wanted[:, 0].expand(2))
 
 
 def test_missing_tokens_are_refused() -> None:

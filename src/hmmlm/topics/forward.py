@@ -8,11 +8,7 @@ from torch import Tensor
 
 from hmmlm.products import full_products
 from hmmlm.results import FoundBelief
-from hmmlm.topics.value import TopicHMM, emission_parts, sum_by_state
-
-LEAST = 1e-250
-"""A possible state that falls under this has lost digits of float64, or will, and with it its row:
-it may be the only one that explains what is still to come."""
+from hmmlm.topics.value import LEAST, TopicHMM, emission_parts, sum_by_state
 
 STEEP = 100.0
 """Nats of a tilt beyond which nothing is read here."""
@@ -52,7 +48,8 @@ class Weights(NamedTuple):
 class Read(NamedTuple):
     """log p of each token in each topic, given those before it; and where each row ends.
 
-    `is_low` marks rows that lost digits in a topic, of which nothing holds.
+    `is_low` marks rows in which a possible state has fallen under `LEAST` in a topic, of which
+    nothing holds: it may be the only one that explains what is still to come.
     """
 
     log_probs: Float[Tensor, "B T G"]
@@ -92,16 +89,16 @@ def forward(
     probabilities in float64, made to sum to one at each step. Not for tilts that are steep.
     """
     hmm, matrix = topics.hmm, None
-    if hmm.support.is_dense and (tokens.shape[1] > 1 or belief is not None):
+    is_dense, width = hmm.support.is_dense, hmm.support.width
+    if is_dense and (tokens.shape[1] > 1 or belief is not None):
         matrix = hmm.transitions.rows(0, hmm.num_states).double().exp()
-    width = topics.hmm.support.width
-    row = width * (topics.num_topics if topics.hmm.support.is_dense else width)
-    some = max(1, CELLS[tokens.device.type] // row)
-    parts = [
-        _forward(topics, by, matrix, tokens[rows], lengths[rows], eos_id, begin)
-        for rows in torch.arange(len(tokens), device=tokens.device).split(some)
-        for begin in (None if belief is None else belief.select(rows),)
-    ]
+    cells = width * (topics.num_topics if is_dense else width)  # of a row
+    parts = []
+    for rows in torch.arange(len(tokens), device=tokens.device).split(
+        max(1, CELLS[tokens.device.type] // cells)
+    ):
+        begin = None if belief is None else belief.select(rows)
+        parts.append(_forward(topics, by, matrix, tokens[rows], lengths[rows], eos_id, begin))
     log_probs, beliefs, is_low = zip(*parts, strict=True)
     joined = TopicBelief(*(torch.cat(each) for each in zip(*beliefs, strict=True)))
     return Read(torch.cat(log_probs), joined, torch.cat(is_low))
@@ -119,9 +116,10 @@ def _forward(
     hmm, table, (batch, steps) = topics.hmm, topics.hmm.transitions, tokens.shape
     found = by.begin.new_zeros(batch, steps, topics.num_topics)
     is_low = torch.zeros_like(lengths, dtype=torch.bool)
-    fresh = is_low | True if belief is None else belief.fresh
-    message, before = by.begin.new_zeros(batch, 0, 0), tokens[:, :0]
-    last, ends = message, before
+    width = hmm.support.width
+    message = last = by.begin.new_zeros(batch, width, topics.num_topics)
+    before = ends = tokens.new_zeros(batch, width)
+    fresh = ~is_low
     for step in range(steps):
         word = tokens[:, step]
         ids = hmm.support.states_of(word)  # (B, K)
@@ -148,8 +146,8 @@ def _forward(
         is_low |= (step < lengths) & ~is_fine
         before, fresh = states, word == eos_id
         is_last = lengths == step + 1
-        last = message if step == 0 else torch.where(is_last[:, None, None], message, last)
-        ends = ids if step == 0 else torch.where(is_last[:, None], ids, ends)
+        last = torch.where(is_last[:, None, None], message, last)
+        ends = torch.where(is_last[:, None], ids, ends)
     final = tokens.gather(1, (lengths - 1)[:, None])[:, 0] == eos_id
     return Read(found, TopicBelief(ends, last.log(), final), is_low)
 

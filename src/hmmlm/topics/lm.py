@@ -218,16 +218,14 @@ def cut_rows(is_end: Bool[Tensor, "B T"], sizes: Int[Tensor, " B"]) -> Pieces:
         stops[:-1] = torch.where(rows[1:] == rows[:-1], starts[1:], stops[:-1])
         return stops - starts
 
-    longest = int(until(rows, starts).max()) if batch else 0
-    stretch = starts // max(STRETCH, longest)
+    stretch = starts // max(STRETCH, int(until(rows, starts).max()))
     is_kept = torch.ones_like(rows, dtype=torch.bool)
     is_kept[1:] = (rows[1:] != rows[:-1]) | (stretch[1:] != stretch[:-1])
     rows, starts = rows[is_kept], starts[is_kept]
     lengths = until(rows, starts)
-    places = torch.arange(int(lengths.max()) if batch else 0, device=is_end.device)
-    places = (rows * steps + starts)[:, None] + places
-    lasts = torch.bincount(rows, minlength=batch).cumsum(0) - 1
-    places = places.clamp(max=max(0, batch * steps - 1))
+    places = torch.arange(int(lengths.max()), device=is_end.device)
+    places = ((rows * steps + starts)[:, None] + places).clamp(max=batch * steps - 1)
+    lasts = torch.bincount(rows).cumsum(0) - 1
     return Pieces((batch, steps), rows, places, lengths, starts == 0, lasts)
 
 

@@ -18,7 +18,7 @@ GROUP = 1 << 24
 """Cells of the transitions that are made at a time."""
 
 LEAST = 1e-250
-"""Of the most tilted state's weight: sums under this have lost digits of float64."""
+"""Where a state's share falls under this float64 has lost digits, or will."""
 
 LARGEST = 1 << 28
 """Cells of a dense table that `joined` makes."""
