@@ -34,7 +34,14 @@ SMOKE = ((2, 1.0), (3, 1.0))
 
 
 def measure(
-    row: Row, topics: int, penalty: float, work: Path, device: str, *, tested: bool
+    row: Row,
+    topics: int,
+    penalty: float,
+    work: Path,
+    device: str,
+    *,
+    tested: bool,
+    beside: int = 0,
 ) -> list[dict[str, Any]]:
     """Perplexities of a row's model with topics, a line for each mode; the folder is kept."""
     from hmmlm.data.shards import Corpus
@@ -66,7 +73,7 @@ def measure(
         line["seconds"] = model.config["seconds"]  # that topics were learnt in
         line["device"] = device_name(device)
         line["config"] = {"run": row.run, "text": row.text or row.dataset}
-        line["config"] |= {"topics": topics, "penalty": penalty, "workers": 1}
+        line["config"] |= {"topics": topics, "penalty": penalty, "workers": 1 + beside}
         made.append(line)
     return made
 
@@ -111,6 +118,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--of", choices=OF, default="final", help="whose models")
     parser.add_argument("--device", default="auto", help="as of hmmlm train")
     parser.add_argument("--commit", default="unknown", help="what the code is")
+    parser.add_argument("--beside", type=int, default=0, metavar="N", help="other trainings there")
     parser.add_argument("--smoke", action="store_true", help="of the tiny models of a rehearsal")
     given = parser.parse_args(words)
     out = given.out or (given.work / "results.jsonl" if given.smoke else RESULTS)
@@ -121,7 +129,8 @@ def main(words: Sequence[str] | None = None) -> int:
     for (dataset, states), found in mixtures(OF[given.of].ROWS).items():
         rows = [row.shrink() for row in found] if given.smoke else found
         if all((given.work / "runs" / row.run / "config.json").exists() for row in rows):
-            search(rows, tried, out, given.work, device=device, commit=given.commit)
+            how = {"device": device, "commit": given.commit, "beside": given.beside}
+            search(rows, tried, out, given.work, **how)
             done += 1
         else:
             left.append(f"{dataset}: {states:,} states")
