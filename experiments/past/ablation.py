@@ -8,8 +8,8 @@ from experiments.past.recipes import (
     BASE,
     CHOSEN,
     EXCHANGE,
-    FALLING,
     SEEDS,
+    TO_A_TENTH,
     UNEVEN,
     UNTIED,
     settings,
@@ -21,10 +21,10 @@ EXPERIMENT = "past/ablation"
 
 WITHOUT: dict[str, dict[str, str]] = {
     "all of it": CHOSEN,
-    "- average": {**BASE, **FALLING, **UNEVEN, **EXCHANGE},
+    "- average": {**BASE, **TO_A_TENTH, **UNEVEN, **EXCHANGE},
     "- falling dropout (0.3 throughout)": {**BASE, **AVERAGED, **UNEVEN, **EXCHANGE},
-    "- uneven blocks": {**BASE, **AVERAGED, **FALLING, **EXCHANGE},
-    "- exchange (Brown)": {**BASE, **AVERAGED, **FALLING, **UNEVEN},
+    "- uneven blocks": {**BASE, **AVERAGED, **TO_A_TENTH, **EXCHANGE},
+    "- exchange (Brown)": {**BASE, **AVERAGED, **TO_A_TENTH, **UNEVEN},
     "- all four: packed": BASE,
     "- small start (N(0, 1))": {**CHOSEN, "model.scale": "1.0"},
     "- decay": {**CHOSEN, "train.weight_decay": "0.0"},

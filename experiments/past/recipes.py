@@ -25,6 +25,9 @@ AVERAGED = {"train.average": "0.9998"}
 FALLING = {"train.dropout": "0.5", "train.dropout_last": "0.0"}
 """Better than 0.25 and 0.5 throughout, on a CPU (`small`)."""
 
+TO_A_TENTH = {"train.dropout": "0.5", "train.dropout_last": "0.1"}
+"""Of 2^15 states on PTB: without any dropout at the end validation rose from 120.3 to 122.7."""
+
 UNEVEN = {"model.uneven": "0.5"}
 """Better by 0.4 to 1.1 percent, on a CPU: frequent blocks have up to twice the states (`small`)."""
 
@@ -34,7 +37,7 @@ EXCHANGE = {"model.cluster_by": "exchange"}
 UNTIED = {"model.width": "256", "model.scale": "0.06", "train.learning_rate": "0.003"}
 """What kind lowrank, which has no network, has instead of the start and the rate of `BASE`."""
 
-CHOSEN = {**BASE, **AVERAGED, **FALLING, **UNEVEN, **EXCHANGE}
+CHOSEN = {**BASE, **AVERAGED, **TO_A_TENTH, **UNEVEN, **EXCHANGE}
 """The recipe of `final` and `ablation`: to be what wins `search` on validation."""
 
 

@@ -7,7 +7,16 @@ states see whether a change that costs time at 2^14 is worth it. What wins goes 
 `recipes.CHOSEN`, which `final` trains with three seeds and tests once.
 """
 
-from experiments.past.recipes import AVERAGED, BASE, EXCHANGE, FALLING, UNEVEN, UNTIED, settings
+from experiments.past.recipes import (
+    AVERAGED,
+    BASE,
+    EXCHANGE,
+    FALLING,
+    TO_A_TENTH,
+    UNEVEN,
+    UNTIED,
+    settings,
+)
 from experiments.rows import Row
 from experiments.runner import main
 
@@ -45,6 +54,8 @@ ROWS = (
     _row("decay of words 0.2", *BOTH, {"train.decay_words": "0.2"}),
     _row("exchange", *BOTH, EXCHANGE),
     _row("exchange, uneven 0.5", *BOTH, EXCHANGE, UNEVEN),
+    _row("dropout 0.5 to 0.1, averaged, exchange, uneven 0.5", AVERAGED, TO_A_TENTH, EXCHANGE,
+         UNEVEN),
     _row("exchange, moved, uneven 0.5", *BOTH, EXCHANGE, UNEVEN, moved=True),
     _row("dropout 0.3, averaged, exchange, uneven 0.5", AVERAGED, EXCHANGE, UNEVEN),
     _row("exchange, uneven 0.5, decay of words 0.2", *BOTH, EXCHANGE, UNEVEN,
