@@ -74,8 +74,8 @@ def paths(hmm: HMM, there: Place) -> Any:
     tokens, how = there(torch.tensor(ROWS)), given(hmm, there)
     soft = {"log_weights": there(torch.tensor(WEIGHTS, dtype=torch.float64))}
     yield inference.viterbi(hmm, tokens, **how)
-    # Not three: where a word's states are spread, the third and the fourth are as likely.
-    yield inference.best_paths(hmm, tokens, k=2, **soft, **how)
+    best = inference.best_paths(hmm, tokens, k=3, **soft, **how)
+    yield best.states[:, 0], best.log_probs  # of the others, some are as likely as the next
     yield inference.min_risk_path(hmm, tokens, **soft, **how)
     yield inference.path_entropy(hmm, tokens, **soft, **how)
     paths = inference.sample_paths(hmm, tokens, num_samples=2, generator=seed(hmm), **how)
