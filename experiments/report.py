@@ -80,7 +80,7 @@ def main(words: Sequence[str] | None = None) -> int:
     given.out.parent.mkdir(parents=True, exist_ok=True)
     pictures = _draw(lines, given.out.parent)
     text = page(lines, pictures, given.lines)
-    text += section(others, draw(others, given.out.parent)) + section_of_past(past)
+    text += section(others, draw(others, given.out.parent)) + section_of_past(past, lines)
     text += section_of_tags(induced)
     given.out.write_text(text)
     runs = {line["config"]["run"] for line in (*lines, *others)}

@@ -28,7 +28,7 @@ EXPERIMENT = "past/topics"
 OF = {"laptop": laptop, "final": final}
 TRIED = {
     "laptop": ((64, 0.5),),  # found with 2,048 states
-    "final": ((64, 0.5), (128, 0.5), (128, 1.5)),
+    "final": ((64, 0.5), (128, 0.5)),
 }
 SMOKE = ((2, 1.0), (3, 1.0))
 

@@ -6,17 +6,19 @@ from typing import Any
 from hmmlm.errors import InputError
 from hmmlm.train.tables import nearest
 
-_BLOCKS = {"kind": "mlp", "states": 32768, "blocks": 128, "cluster_by": "brown"}
+_BLOCKS = {"kind": "mlp", "states": 32768, "blocks": 128, "width": 256}
 
 RECIPES: dict[str, dict[str, dict[str, Any]]] = {
     "best": {
         "data": {"batch_size": 8, "length": 64, "layout": "packed"},
-        "model": {**_BLOCKS, "width": 256, "scale": 0.2},
+        "model": {**_BLOCKS, "cluster_by": "exchange", "uneven": 0.5, "scale": 0.2},
         "train": {
             "epochs": 14,
             "learning_rate": 0.005,
             "weight_decay": 0.02,
-            "dropout": 0.3,
+            "dropout": 0.5,
+            "dropout_last": 0.1,
+            "average": 0.9998,
             "schedule": "cosine",
             "checks": 2,
             "precision": "bf16",
@@ -32,7 +34,7 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
             "shuffle": True,
             "validation": "streaming",
         },
-        "model": {**_BLOCKS, "like_hmm_lm": True, "width": 256, "scale": 1.0},
+        "model": {**_BLOCKS, "cluster_by": "brown", "like_hmm_lm": True, "scale": 1.0},
         "train": {
             "epochs": 50,
             "learning_rate": 0.01,
@@ -65,8 +67,7 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
 }
 """By name, tables of a configuration.
 
-"best" is the packed row of the first paper's table 1 that was measured to be its best on PTB and
-WikiText-2 at 2^15 states (there in rows of 1 x 512, 10 epochs), the other two the papers' own (the
+"best" is what was measured to be the best on PTB at 2^15 states, the other two the papers' own (the
 second without its teacher).
 """
 

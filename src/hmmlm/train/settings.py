@@ -135,14 +135,14 @@ class ModelSettings:
                 f"uneven is {self.uneven:g} but must lie between 0, the same number of states for "
                 f"every block, and 1, in proportion to its tokens."
             )
-        if self.uneven and (self.blocks == 0 or self.states_per_word is not None):
-            raise InputError("uneven says how blocks share the states, but there are no blocks.")
         is_blocked = self.blocks or self.clusters or self.like_hmm_lm
         if self.states_per_word is not None and is_blocked:
             raise InputError(
                 "states_per_word gives every word states by chance, so there are no blocks; leave "
                 "out blocks, clusters and like_hmm_lm."
             )
+        if self.uneven and (self.blocks == 0 or self.states_per_word is not None):
+            raise InputError("uneven says how blocks share the states, but there are no blocks.")
         if self.like_hmm_lm and self.blocks == 0 and not self.clusters:
             raise InputError("like_hmm_lm says how blocks are made, but blocks is 0.")
         if self.blocks and self.states and self.states % self.blocks and not self.uneven:
