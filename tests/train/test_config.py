@@ -537,6 +537,10 @@ def test_hmms_can_be_trained_by_plain_descent_on_streams_that_vary():
         ({"model": {"uneven": 1.5}}, "uneven is 1.5 but must lie between 0, the same number of"),
         ({"model": {"uneven": 0.5, "blocks": 0}}, "how blocks share the states, but there are no"),
         (
+            {"model": {"uneven": 0.5, "blocks": 128, "states": 100}},
+            "100 states are fewer than 128 blocks, each of which needs one; use 128 states or more",
+        ),
+        (
             {"model": {"uneven": 0.5, "states_per_word": 4}},
             "uneven says how blocks share the states, but there are no blocks",
         ),

@@ -22,7 +22,7 @@ def test_all_that_a_recipe_sets_is_set(name: str) -> None:
     assert make_config(made).as_tables() == made
     given = {"train": {"recipe": name, "dropout": 0.125}, "model": {"states": 1024}}
     over = make_config(given)
-    assert over.dropout.rate == 0.125 and over.model.states == 1024
+    assert (over.dropout.rate, over.dropout.last, over.model.states) == (0.125, None, 1024)
     assert over.train.learning_rate == RECIPES[name]["train"]["learning_rate"]
 
 

@@ -99,6 +99,8 @@ def with_recipe(
         table: {key: value for key, value in settings.items() if (table, key) != without}
         for table, settings in recipe.items()
     }
+    if "dropout" in made.get("train", {}):
+        recipe["train"].pop("dropout_last", None)  # where it ends goes with where it begins
     return {table: {**recipe.get(table, {}), **made.get(table, {})} for table in {**recipe, **made}}
 
 

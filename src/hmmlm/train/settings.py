@@ -151,6 +151,11 @@ class ModelSettings:
                 f"{counted(self.states, 'state')} cannot be shared equally among {self.blocks:,} "
                 f"blocks; use {counted(fits, 'state')}, say."
             )
+        if self.uneven and self.blocks and self.states and self.states < self.blocks:
+            raise InputError(
+                f"{counted(self.states, 'state')} are fewer than {self.blocks:,} blocks, each of "
+                f"which needs one; use {counted(self.blocks, 'state')} or more, or fewer blocks."
+            )
 
 
 @dataclass(frozen=True)
