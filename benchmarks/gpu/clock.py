@@ -76,7 +76,8 @@ class Bench:
     def facts(self) -> dict:
         machine = describe()
         name = torch.cuda.get_device_name(self.device) if self.is_gpu else machine["device"]
-        return {
+        read = {} if self.checkpoint is None else {"checkpoint": self.checkpoint.name}
+        return read | {
             "device": name,
             "torch": torch.__version__,
             "triton": machine["versions"].get("triton", "?"),

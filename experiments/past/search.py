@@ -3,8 +3,8 @@
     python -m experiments.past.search --data DIR --work DIR --clusters DIR --workers 6
 
 Each row changes the packed recipe of Chiu & Rush's table 1 in what its name says; those of 2^13
-states see whether a change that costs time at 2^14 is worth it. What wins goes into
-`recipes.CHOSEN`, which `final` trains with three seeds and tests once.
+states see whether a change that costs time at 2^14 is worth it. It has not run: `recipes.CHOSEN`,
+which `final` trains with three seeds and tests once, is of `small` and what LOG.md tells.
 """
 
 from experiments.past.recipes import (
