@@ -26,8 +26,8 @@ FALLING = {"train.dropout": "0.5", "train.dropout_last": "0.0"}
 """Better than 0.25 and 0.5 throughout, on a CPU (`small`)."""
 
 TO_A_TENTH = {"train.dropout": "0.5", "train.dropout_last": "0.1"}
-"""PTB, 2^15 states: 120.0 on validation after 12.5 of 14 epochs, and 122.7 if it falls to 0; but the
-best weights are of 10 epochs, and there the other was not read."""
+"""PTB, 2^15 states: 120.0 on validation after 12.5 of 14 epochs, and 122.7 if it falls to 0; but
+the best weights are of 10 epochs, and there the other was not read."""
 
 UNEVEN = {"model.uneven": "0.5"}
 """Better by 0.4 to 1.1 percent, on a CPU: frequent blocks have up to twice the states (`small`)."""
