@@ -1,18 +1,22 @@
 """Topics for the models of `laptop` and `final`: settings by validation, then test text once.
 
-    python -m experiments.past.topics --work DIR [--of final] [--out FILE] [--smoke]
+    python -m experiments.past.topics --work DIR [--of final] [--workers N] [--out FILE] [--smoke]
 
-after these have run in that folder. Of each text and number of states, the first seed's model gets
-topics by every setting of `TRIED`, each read on validation text alone; all seeds then get them by
-the one that was best streaming, and are tested. (With PTB's 2^15 states every seed had every
-setting.) What is not all there is left out, and what has its lines is not made again.
+after these have run in that folder. The models of a text and a number of states, one of each seed,
+get topics by every setting of `TRIED`, read on validation text alone; those of the one that was
+best streaming, in the mean, are tested. What is not all there is left out, and what has its lines
+is not made again.
 """
 
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -83,24 +87,51 @@ def search(
     rows: Sequence[Row], tried: Sequence[tuple[int, float]], out: Path, work: Path, **how: Any
 ) -> None:
     """All lines of the models of a text and a number of states that are not in `out`."""
-    commit = how.pop("commit")
 
-    def lines(row: Row, topics: int, penalty: float, *, tested: bool) -> list[dict[str, Any]]:
-        key = (row.run, topics, penalty, tested)
-        known = [line for line in read_lines(out) if _key(line) == key]
-        if not known:
-            known = measure(row, topics, penalty, work, tested=tested, **how)
-            known = [{**line, "commit": commit} for line in known]
-            add_lines(out, known)
-        return known
+    def read(settings: Sequence[tuple[int, float]], *, tested: bool) -> None:
+        wanted = {(row.run, *one, tested): (row, *one) for row in rows for one in settings}
+        known = {_key(line) for line in read_lines(out)}
+        left = [what for key, what in wanted.items() if key not in known]
+        _measure_all(left, out, work, tested=tested, **how)
 
-    def streamed(setting: tuple[int, float]) -> float:
-        found = lines(rows[0], *setting, tested=False)
-        return next(line["val"] for line in found if line["mode"] == "streaming")
+    best = tried[0]
+    if len(tried) > 1:
+        read(tried, tested=False)
+        runs, found = {row.run for row in rows}, defaultdict(list)
+        for line in read_lines(out):
+            if line["mode"] == "streaming" and (key := _key(line)) and key[0] in runs:
+                found[key[1:3]].append(line["val"])
+        best = min(tried, key=lambda one: mean(found[one]))
+    read([best], tested=True)
 
-    best = min(tried, key=streamed) if len(tried) > 1 else tried[0]
-    for row in rows:
-        lines(row, *best, tested=True)
+
+def _measure_all(
+    what: Sequence[tuple[Row, int, float]],
+    out: Path,
+    work: Path,
+    *,
+    tested: bool,
+    workers: int,
+    beside: int,
+    device: str,
+    commit: str,
+) -> None:
+    """Some of them side by side, each in a process of its own."""
+    at_once = min(workers, len(what))
+    facts = {"tested": tested, "beside": beside + at_once - 1}
+
+    def add(lines: Sequence[Mapping[str, Any]]) -> None:
+        add_lines(out, [{**line, "commit": commit} for line in lines])
+
+    if at_once <= 1:
+        for one in what:
+            add(measure(*one, work, device, **facts))
+        return
+    with ProcessPoolExecutor(at_once, get_context("spawn")) as pool:
+        for done in as_completed(
+            [pool.submit(measure, *one, work, device, **facts) for one in what]
+        ):
+            add(done.result())
 
 
 def _key(line: dict[str, Any]) -> tuple[Any, ...] | None:
@@ -119,6 +150,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--of", choices=OF, default="final", help="whose models")
     parser.add_argument("--device", default="auto", help="as of hmmlm train")
     parser.add_argument("--commit", default="unknown", help="what the code is")
+    parser.add_argument("--workers", type=int, default=1, help="so many side by side")
     parser.add_argument("--beside", type=int, default=0, metavar="N", help="other trainings there")
     parser.add_argument("--smoke", action="store_true", help="of the tiny models of a rehearsal")
     given = parser.parse_args(words)
@@ -126,11 +158,12 @@ def main(words: Sequence[str] | None = None) -> int:
     has_gpu = torch.cuda.is_available()
     device = given.device if given.device != "auto" else ("cuda" if has_gpu else "cpu")
     tried = SMOKE if given.smoke else TRIED[given.of]
+    how = {"device": device, "commit": given.commit}
+    how |= {"workers": given.workers, "beside": given.beside}
     left, done = [], 0
     for (dataset, states), found in mixtures(OF[given.of].ROWS).items():
         rows = [row.shrink() for row in found] if given.smoke else found
         if all((given.work / "runs" / row.run / "config.json").exists() for row in rows):
-            how = {"device": device, "commit": given.commit, "beside": given.beside}
             search(rows, tried, out, given.work, **how)
             done += 1
         else:
