@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any
 
+from experiments.past.topics import FIRST_RATE
 from experiments.rows import BOTH
 
 Line = Mapping[str, Any]
@@ -36,8 +37,8 @@ def section(lines: Sequence[Line], baselines: Sequence[Line] = ()) -> str:
     for line in lines:
         if line["test"] is not None:
             name = line["row"].partition(", seed")[0]
-            made = (line["config"].get("topics"), line["config"].get("penalty"))
-            key = (name, line["dataset"], *made, line["experiment"])
+            how = [line["config"].get(part) for part in ("topics", "penalty", "learning_rate")]
+            key = (name, line["dataset"], *how, line["experiment"])
             groups.setdefault(key, []).append(line)
     run = {line["experiment"] for line in lines}
     left = ", ".join(f"`{name}`" for name in LARGE if name not in run)
@@ -46,7 +47,7 @@ def section(lines: Sequence[Line], baselines: Sequence[Line] = ()) -> str:
     if not groups:
         return said
     table = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
-    for (name, text, topics, *_), some in groups.items():
+    for (name, text, topics, _, rate, _), some in groups.items():
         read = [
             _numbers([line[split] for line in some if line["mode"] == mode])
             for split in ("val", "test")
@@ -54,7 +55,8 @@ def section(lines: Sequence[Line], baselines: Sequence[Line] = ()) -> str:
         ]
         made = [", ".join(sorted({line[key] for line in some})) for key in ("device", "commit")]
         seeds = str(_count_seeds(some))
-        cells = [name, text, str(topics or ""), seeds, *read, *made]
+        told = f"{topics} (rate {rate or FIRST_RATE:g})" if topics else ""
+        cells = [name, text, told, seeds, *read, *made]
         table.append(f"| {' | '.join(cells)} |")
     return said + "\n" + "\n".join(table) + "\n"
 

@@ -34,6 +34,9 @@ TRIED = {
     "laptop": ((64, 0.5),),  # found with 2,048 states
     "final": ((64, 0.5), (128, 0.5)),
 }
+FIRST_RATE = 0.08
+"""The learning rate of lines that do not say theirs."""
+
 SMOKE = ((2, 1.0), (3, 1.0))
 
 
@@ -63,6 +66,7 @@ def measure(
         how = TopicSettings(topics=topics, penalty=penalty, seed=row.seed)
         learnt = learn_topics(base.hmm, corpus.split("train"), how).topics
         took = {"seconds": round(time.monotonic() - began, 1), "workers": 1 + beside}
+        took["learning_rate"] = how.learning_rate
         model = TopicModel(learnt, base.tokenizer, took)
         model.save(folder)
     splits = {"val": "valid", "test": "test"} if tested else {"val": "valid"}
@@ -78,7 +82,7 @@ def measure(
         line["device"] = device_name(device)
         line["config"] = {"run": row.run, "text": row.text or row.dataset}
         line["config"] |= {"topics": topics, "penalty": penalty}
-        line["config"] |= {"workers": model.config["workers"]}  # when they were
+        line["config"] |= {name: model.config[name] for name in ("learning_rate", "workers")}
         made.append(line)
     return made
 
@@ -87,9 +91,12 @@ def search(
     rows: Sequence[Row], tried: Sequence[tuple[int, float]], out: Path, work: Path, **how: Any
 ) -> None:
     """All lines of the models of a text and a number of states that are not in `out`."""
+    from hmmlm.topics import TopicSettings
+
+    rate = TopicSettings.learning_rate
 
     def read(settings: Sequence[tuple[int, float]], *, tested: bool) -> None:
-        wanted = {(row.run, *one, tested): (row, *one) for row in rows for one in settings}
+        wanted = {(row.run, *one, rate, tested): (row, *one) for row in rows for one in settings}
         known = {_key(line) for line in read_lines(out)}
         left = [what for key, what in wanted.items() if key not in known]
         _measure_all(left, out, work, tested=tested, **how)
@@ -99,7 +106,8 @@ def search(
         read(tried, tested=False)
         runs, found = {row.run for row in rows}, defaultdict(list)
         for line in read_lines(out):
-            if line["mode"] == "streaming" and (key := _key(line)) and key[0] in runs:
+            key = _key(line)
+            if key and key[0] in runs and key[3] == rate and line["mode"] == "streaming":
                 found[key[1:3]].append(line["val"])
         best = min(tried, key=lambda one: mean(found[one]))
     read([best], tested=True)
@@ -138,7 +146,8 @@ def _key(line: dict[str, Any]) -> tuple[Any, ...] | None:
     if line["experiment"] != EXPERIMENT:
         return None
     about = line["config"]
-    return (about["run"], about["topics"], about["penalty"], line["test"] is not None)
+    rate = about.get("learning_rate", FIRST_RATE)
+    return (about["run"], about["topics"], about["penalty"], rate, line["test"] is not None)
 
 
 def main(words: Sequence[str] | None = None) -> int:

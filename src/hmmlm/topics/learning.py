@@ -56,7 +56,7 @@ class TopicSettings:
     topics: int = 64
     epochs: int = 10
     penalty: float = 0.5
-    learning_rate: float = 0.08
+    learning_rate: float = 0.2
     seed: int = 0
 
     def __post_init__(self) -> None:
