@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any
 
-from experiments.past.topics import FIRST_RATE
 from experiments.rows import BOTH
 
 Line = Mapping[str, Any]
@@ -55,7 +54,7 @@ def section(lines: Sequence[Line], baselines: Sequence[Line] = ()) -> str:
         ]
         made = [", ".join(sorted({line[key] for line in some})) for key in ("device", "commit")]
         seeds = str(_count_seeds(some))
-        told = f"{topics} (rate {rate or FIRST_RATE:g})" if topics else ""
+        told = f"{topics} (rate {rate:g})" if topics else ""
         cells = [name, text, told, seeds, *read, *made]
         table.append(f"| {' | '.join(cells)} |")
     return said + "\n" + "\n".join(table) + "\n"

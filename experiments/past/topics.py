@@ -12,20 +12,21 @@ import argparse
 import json
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import torch
 
+from experiments.measurers import Measurers
 from experiments.measuring import device_name
 from experiments.past import final, laptop
 from experiments.past.mixture import mixtures
 from experiments.results import KEYS, add_lines, read_lines
 from experiments.rows import BOTH, Row
+from experiments.stopping import Stop
 
 RESULTS = Path(__file__).parent.parent / "results/past.jsonl"
 EXPERIMENT = "past/topics"
@@ -34,39 +35,38 @@ TRIED = {
     "laptop": ((64, 0.5),),  # found with 2,048 states
     "final": ((64, 0.5), (128, 0.5)),
 }
-FIRST_RATE = 0.08
-"""The learning rate of lines that do not say theirs."""
-
 SMOKE = ((2, 1.0), (3, 1.0))
 
 
 def measure(
+    corpus: Any,
+    watch: Callable[[], None],
+    *,
     row: Row,
     topics: int,
     penalty: float,
     work: Path,
     device: str,
-    *,
     tested: bool,
-    beside: int = 0,
+    workers: int,
 ) -> list[dict[str, Any]]:
     """Perplexities of a row's model with topics, a line for each mode; the folder is kept."""
-    from hmmlm.data.shards import Corpus
     from hmmlm.model import Model
     from hmmlm.topic_model import TopicModel
     from hmmlm.topics import TopicSettings, learn_topics
 
     began = time.monotonic()
-    corpus = Corpus.open(work / f"{row.text or row.dataset}.corpus")
-    folder = work / "topics" / f"{row.run}-{topics}-{penalty:g}"
+    how = TopicSettings(topics=topics, penalty=penalty, seed=row.seed)
+    settings = {"topics": topics, "penalty": penalty, "learning_rate": how.learning_rate}
+    name = "-".join(f"{value:g}" for value in settings.values())
+    folder = work / "topics" / f"{row.run}-{name}"
     if folder.exists():
         model = TopicModel.load(folder, device=device)
     else:
         base = Model.load(work / "runs" / row.run, device=device)
-        how = TopicSettings(topics=topics, penalty=penalty, seed=row.seed)
-        learnt = learn_topics(base.hmm, corpus.split("train"), how).topics
-        took = {"seconds": round(time.monotonic() - began, 1), "workers": 1 + beside}
-        took["learning_rate"] = how.learning_rate
+        text = corpus.split("train")
+        learnt = learn_topics(base.hmm, text, how, progress=lambda *_: watch()).topics
+        took = {"seconds": round(time.monotonic() - began, 1), "workers": workers}
         model = TopicModel(learnt, base.tokenizer, took)
         model.save(folder)
     splits = {"val": "valid", "test": "test"} if tested else {"val": "valid"}
@@ -80,15 +80,17 @@ def measure(
             line |= {key: found.perplexity, f"tokens_{key}": found.tokens}
         line["seconds"] = model.config["seconds"]  # that topics were learnt in
         line["device"] = device_name(device)
-        line["config"] = {"run": row.run, "text": row.text or row.dataset}
-        line["config"] |= {"topics": topics, "penalty": penalty}
-        line["config"] |= {name: model.config[name] for name in ("learning_rate", "workers")}
+        line["config"] = {"run": row.run, "text": row.text or row.dataset, **settings}
+        line["config"] |= {"workers": model.config["workers"]}
         made.append(line)
     return made
 
 
 def search(
-    rows: Sequence[Row], tried: Sequence[tuple[int, float]], out: Path, work: Path, **how: Any
+    rows: Sequence[Row],
+    tried: Sequence[tuple[int, float]],
+    out: Path,
+    measure_all: Callable[..., None],
 ) -> None:
     """All lines of the models of a text and a number of states that are not in `out`."""
     from hmmlm.topics import TopicSettings
@@ -98,8 +100,7 @@ def search(
     def read(settings: Sequence[tuple[int, float]], *, tested: bool) -> None:
         wanted = {(row.run, *one, rate, tested): (row, *one) for row in rows for one in settings}
         known = {_key(line) for line in read_lines(out)}
-        left = [what for key, what in wanted.items() if key not in known]
-        _measure_all(left, out, work, tested=tested, **how)
+        measure_all([what for key, what in wanted.items() if key not in known], tested=tested)
 
     best = tried[0]
     if len(tried) > 1:
@@ -113,41 +114,12 @@ def search(
     read([best], tested=True)
 
 
-def _measure_all(
-    what: Sequence[tuple[Row, int, float]],
-    out: Path,
-    work: Path,
-    *,
-    tested: bool,
-    workers: int,
-    beside: int,
-    device: str,
-    commit: str,
-) -> None:
-    """Some of them side by side, each in a process of its own."""
-    at_once = min(workers, len(what))
-    facts = {"tested": tested, "beside": beside + at_once - 1}
-
-    def add(lines: Sequence[Mapping[str, Any]]) -> None:
-        add_lines(out, [{**line, "commit": commit} for line in lines])
-
-    if at_once <= 1:
-        for one in what:
-            add(measure(*one, work, device, **facts))
-        return
-    with ProcessPoolExecutor(at_once, get_context("spawn")) as pool:
-        for done in as_completed(
-            [pool.submit(measure, *one, work, device, **facts) for one in what]
-        ):
-            add(done.result())
-
-
 def _key(line: dict[str, Any]) -> tuple[Any, ...] | None:
     if line["experiment"] != EXPERIMENT:
         return None
     about = line["config"]
-    rate = about.get("learning_rate", FIRST_RATE)
-    return (about["run"], about["topics"], about["penalty"], rate, line["test"] is not None)
+    how = (about["topics"], about["penalty"], about["learning_rate"])
+    return (about["run"], *how, line["test"] is not None)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -167,16 +139,32 @@ def main(words: Sequence[str] | None = None) -> int:
     has_gpu = torch.cuda.is_available()
     device = given.device if given.device != "auto" else ("cuda" if has_gpu else "cpu")
     tried = SMOKE if given.smoke else TRIED[given.of]
-    how = {"device": device, "commit": given.commit}
-    how |= {"workers": given.workers, "beside": given.beside}
+    at_once, stop = given.workers + given.beside, Stop()
     left, done = [], 0
-    for (dataset, states), found in mixtures(OF[given.of].ROWS).items():
-        rows = [row.shrink() for row in found] if given.smoke else found
-        if all((given.work / "runs" / row.run / "config.json").exists() for row in rows):
-            search(rows, tried, out, given.work, **how)
-            done += 1
-        else:
-            left.append(f"{dataset}: {states:,} states")
+    with (
+        stop.heard(),
+        Measurers(given.workers, beside=given.beside) as measurers,
+        ThreadPoolExecutor(given.workers) as pool,
+    ):
+
+        def measure_all(what: Sequence[tuple[Row, int, float]], *, tested: bool) -> None:
+            def one(asked: tuple[Row, int, float]) -> None:
+                row, topics, penalty = asked
+                corpus = given.work / f"{row.text or row.dataset}.corpus"
+                facts = {"row": row, "topics": topics, "penalty": penalty, "work": given.work}
+                facts |= {"device": device, "tested": tested, "workers": at_once}
+                lines = measurers.measure(stop, measure, corpus, verify=False, **facts)
+                add_lines(out, [{**line, "commit": given.commit} for line in lines])
+
+            list(pool.map(one, what))
+
+        for (dataset, states), found in mixtures(OF[given.of].ROWS).items():
+            rows = [row.shrink() for row in found] if given.smoke else found
+            if all((given.work / "runs" / row.run / "config.json").exists() for row in rows):
+                search(rows, tried, out, measure_all)
+                done += 1
+            else:
+                left.append(f"{dataset}: {states:,} states")
     print(json.dumps({"made": done, "left": left}))
     return 0
 

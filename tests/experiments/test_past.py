@@ -125,9 +125,10 @@ def test_goals_are_of_what_was_best_on_validation_of_three_seeds() -> None:
     lines = finals((110.0, 111.0, 115.0))
     said = "**103.0** streaming and 103.0 by sentence (2^15 states): met in both modes."
     assert said in section(lines)
-    topical = [{**line, "config": {**line["config"], "topics": 5}} for line in finals((120.0,) * 3)]
+    topical = finals((120.0,) * 3)
     for line in topical:
-        line["test"] = 90.0
+        line |= {"test": 90.0, "config": {**line["config"], "topics": 5, "learning_rate": 0.25}}
+    assert "| 5 (rate 0.25) | 3 |" in section(topical)
     assert "**103.0**" in section([*topical, *lines])
     few = finals((100.0, 100.0), power=16)
     assert "**103.0**" in section([*few, *lines])
